@@ -100,7 +100,10 @@ class RecordedCall:
             x.device_mesh if self._inputs[i].position in self._dtensors else None for i, x in zip(record.inputs, inputs, strict=True)
         ]
         raw = self._forward(*args)
-        ctx.save_for_backward(*[values[i] if source == "input" else raw[i] for source, i in record.saved])
+        saved = [values[i] if source == "input" else raw[i] for source, i in record.saved]
+        ctx.save_for_backward(*saved)
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        ctx.kept = [(t.shape, t.stride(), t.dtype, t.device) for t in saved] if hooked else None
         ctx.numbers = [evaluate(number, values, raw) for number in record.numbers]
         ctx.results = [(raw[i].shape, raw[i].dtype, raw[i].device) for i, _, _ in record.tangents]
         ctx.set_materialize_grads(False)
@@ -111,7 +114,10 @@ class RecordedCall:
 
     def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of `AutogradRecord.inputs`, from those of the results."""
-        arguments = [*ctx.numbers, *ctx.saved_tensors]
+        saved = ctx.saved_tensors
+        if ctx.kept is not None:
+            saved = [_as_kept(tensor, *kept) for tensor, kept in zip(saved, ctx.kept, strict=True)]
+        arguments = [*ctx.numbers, *saved]
         arguments += [
             _tangent(given[i], stride or _dense(order, described[0]), *described)
             for (i, order, stride), described in zip(self._record.tangents, ctx.results, strict=True)
@@ -178,6 +184,22 @@ def _dense(order: Sequence[int], size: Sequence[int]) -> list[int]:
         stride[dim] = step
         step *= max(int(size[dim]), 1)
     return stride
+
+
+def _as_kept(given: Any, size: torch.Size, stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What a hook on saved tensors gave back, as it lay in memory when it was saved: the backward graph reads it by these strides."""
+    plain = isinstance(given, torch.Tensor) and given.layout is torch.strided
+    if not plain or (given.shape, given.dtype, given.device) != (size, dtype, device):
+        found = f"{given.dtype} {list(given.shape)} on {given.device}" if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
+        raise PrecastError(
+            f"a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) gave back {found} where {dtype} {list(size)} on {device} "
+            "was saved: let its unpack function give a tensor of the same size, dtype and device, or run this call eagerly (precast.disable)"
+        )
+    kept: torch.Tensor = given
+    if all(n == 1 or a == b for n, a, b in zip(size, kept.stride(), stride, strict=True)):
+        return kept
+    once = kept[tuple([slice(0, 1) if step == 0 else slice(None) for step in stride])]  # what is repeated lies there once
+    return torch.empty_strided(once.shape, stride, dtype=dtype, device=device).copy_(once).expand(size)
 
 
 def _tangent(given: Any, stride: Sequence[int], size: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -50,3 +50,20 @@ def test_a_loop(dtype: torch.dtype, tmp_path: Path) -> None:
         losses.append(found)
     assert losses[0][-1] < losses[0][0] - 0.2
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-2 if dtype is torch.bfloat16 else 1e-3, atol=0)
+
+
+def test_what_is_kept_may_wait_on_the_host(tmp_path: Path) -> None:
+    """`save_on_cpu` gives images back in contiguous memory, whatever their layout was."""
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        images = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3))
+        x = torch.randn(4, 3, 32, 32)
+    twin = copy.deepcopy(images)
+    compiled = precast.compile(images, store=tmp_path, fullgraph=True)
+    with torch.autograd.graph.save_on_cpu():
+        compiled(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    for got, want in zip(images.parameters(), twin.parameters(), strict=True):
+        assert got.grad is not None and want.grad is not None
+        scale = float(want.grad.abs().max()) + 1
+        torch.testing.assert_close(got.grad / scale, want.grad / scale, rtol=1e-2, atol=2e-3)

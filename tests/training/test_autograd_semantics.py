@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,38 @@ def test_saved_tensors_may_be_packed(pair: tuple[Any, Net, Net]) -> None:
     seeded(twin, X).sum().backward()
     assert packed
     torch.testing.assert_close(gradients(net), gradients(twin))
+
+
+PACKINGS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any]]] = {
+    "contiguous": (lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t),
+    "on the way back": (lambda t: t, lambda t: t.contiguous()),
+    "other strides": (lambda t: t.clone(), lambda t: t.t().contiguous().t() if t.dim() == 2 else t),
+}
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_a_packing_may_lose_the_layout(name: str, tmp_path: Path) -> None:
+    """As `save_on_cpu` does, which copies images of any memory format into contiguous memory."""
+    images = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(200, 4)
+    )
+    twin, x = copy.deepcopy(images), torch.randn(2, 3, 16, 16)
+    compiled = precast.compile(images, store=tmp_path, fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(*PACKINGS[name]):
+        mine = compiled(x)
+    mine.square().sum().backward()
+    twin(x).square().sum().backward()
+    for got, want in zip(images.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("unpack", [lambda t: t.double(), lambda t: t[:1], lambda t: "text"], ids=["dtype", "size", "type"])
+def test_a_packing_that_gives_back_something_else_is_named(unpack: Callable[[Tensor], Any], pair: tuple[Any, Net, Net]) -> None:
+    compiled, _, _ = pair
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        result = seeded(compiled, X)
+    with pytest.raises((precast.PrecastError, TypeError, RuntimeError), match="saved|unpack|Tensor"):
+        result.sum().backward()
 
 
 def test_an_error_in_a_hook_leaves_the_call_usable(pair: tuple[Any, Net, Net]) -> None:
