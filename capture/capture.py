@@ -66,6 +66,7 @@ class CaptureOptions:
     `trace`: shown Dynamo's graph before anything is made of it.
     `backend`: gets Dynamo's graph and its example inputs, in place of precast's own lowering.
     `dynamic`: which sizes and numbers are symbolic.
+    `memory`: how dear memory between a forward and a backward graph is (the option `activation_memory`).
     """
 
     decompositions: Mapping[Any, Any] | None = None
@@ -76,6 +77,7 @@ class CaptureOptions:
     raises: bool = False
     trace: Callable[[torch.fx.GraphModule], None] | None = None
     dynamic: Dynamic = Dynamic()
+    memory: str = "default"
 
 
 def capture(
@@ -318,7 +320,8 @@ class _Capture:
         table = self.options.decompositions
         try:
             with watched(gm, self.operators):
-                self.graph = aot_autograd.aten_graph(gm, example_inputs, default_decompositions() if table is None else table)
+                decompositions = default_decompositions() if table is None else table
+                self.graph = aot_autograd.aten_graph(gm, example_inputs, decompositions, self.options.memory)
         except CaptureRefused as refused:
             self.refused = refused  # raised when the guards say which calls it concerns
             return

@@ -41,12 +41,15 @@ class CapturedGraph:
     autograd: AutogradRecord | None = None
 
 
-def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> CapturedGraph:
-    """The ATen graph of a Dynamo graph, with its backward graph where eager would record one. Raises CaptureRefused.
+def capture_graph(
+    gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions, memory: str = "default"
+) -> CapturedGraph:
+    """The ATen graph of a Dynamo graph, with its backward graph where eager would record one. `memory`: the option `activation_memory`.
+    Raises CaptureRefused.
 
     Must run inside torch.compile's backend callback.
     """
-    found = aten_graph(gm, example_inputs, decompositions)
+    found = aten_graph(gm, example_inputs, decompositions, memory)
     if found.absolute:
         raise CaptureRefused("the graph counts offsets from the start of an input's storage (as_strided), which torch's guards do not pin")
     with _disable_current_modes():

@@ -71,8 +71,8 @@ class AotGraph:
     meshes: tuple[Part, ...] = ()
 
 
-def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions) -> AotGraph:
-    """The graph of a call; with that of its backward pass, where eager would record one.
+def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositions: Decompositions, memory: str = "default") -> AotGraph:
+    """The graph of a call; with that of its backward pass, where eager would record one. `memory`: the option `activation_memory`.
 
     Must run inside the Dynamo backend callback: the live TracingContext holds the fake tensors. Raises CaptureRefused.
     """
@@ -110,11 +110,11 @@ def aten_graph(gm: torch.fx.GraphModule, example_inputs: list[Any], decompositio
             if state.needs_autograd:
                 _refuse_unsupported(state, metadata, captured, len(flat))
                 if captured.maybe_subclass_meta is None and not any(map(is_mesh, fake_args)):
-                    return _recorded(captured.graph_module, metadata, fake_args, fake_mode, table, elsewhere, floats)
+                    return _recorded(captured.graph_module, metadata, fake_args, fake_mode, table, elsewhere, floats, memory)
                 gradients = getattr(captured.maybe_subclass_meta, "grad_input_metas", None)
                 local = on_local_tensors(captured.graph_module, metadata, gradients, fake_args)
                 taken = tuple(local.kept.index(i) for i in floats)
-                made = _recorded(captured.graph_module, local.metadata, local.inputs, fake_mode, table, elsewhere, taken)
+                made = _recorded(captured.graph_module, local.metadata, local.inputs, fake_mode, table, elsewhere, taken, memory)
                 return replace(made, parts=local.parts, wraps=local.wraps, meshes=local.meshes)
             values = plain_inputs(fake_args, flat)
             if captured.maybe_subclass_meta is not None:
@@ -153,6 +153,7 @@ def _recorded(
     table: dict[Any, Any],
     elsewhere: bool,
     floats: tuple[int, ...],
+    memory: str,
 ) -> AotGraph:
     """The forward and the backward graph of a call that records gradients. `floats`: which inputs are floats of the call."""
     if torch.is_inference_mode_enabled():
@@ -169,7 +170,7 @@ def _recorded(
     write_out_softmax(joint, fake_mode, table)
     channels_last_images(joint, fake_mode)
     keep_offsets(joint, fake_mode, table)
-    forward, backward = cut(joint, metadata)
+    forward, backward = cut(joint, metadata, memory)
     _take_floats(forward, backward, floats, fake_mode.shape_env)
     for graph in (forward, backward):
         expand_higher_order(graph, fake_mode, table)

@@ -127,6 +127,7 @@ def _capture(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any],
             raises=_raises_at_breaks(program),
             trace=trace.dynamo_graph,
             dynamic=dynamic,
+            memory=program.options["activation_memory"],
         )
         frame = capture(function, args, dict(kwargs), name=program.name, options=options)
         captures.tell(program, frame)

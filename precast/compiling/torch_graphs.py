@@ -68,7 +68,7 @@ def precast(
         _tell(name, "as written", str(unknown))
         raise unknown
     try:
-        captured = capture_graph(gm, example_inputs, DECOMPOSITIONS)
+        captured = capture_graph(gm, example_inputs, DECOMPOSITIONS, merged["activation_memory"])
         return _load_or_compile(name, captured, merged, store)
     except (CaptureRefused, Refused) as refused:
         return _eager(name, str(refused), original)

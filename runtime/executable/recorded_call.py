@@ -193,7 +193,7 @@ def _as_kept(given: Any, size: torch.Size, stride: Sequence[int], dtype: torch.d
         found = f"{given.dtype} {list(given.shape)} on {given.device}" if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
         raise PrecastError(
             f"a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) gave back {found} where {dtype} {list(size)} on {device} "
-            "was saved: let its unpack function give a tensor of the same size, dtype and device, or run this call eagerly (precast.disable)"
+            "was saved: let its unpack function give a tensor of that size, dtype and device, or run this call eagerly (precast.disable)"
         )
     kept: torch.Tensor = given
     if all(n == 1 or a == b for n, a, b in zip(size, kept.stride(), stride, strict=True)):

@@ -23,8 +23,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Node]:
     found: list[torch.fx.Node] = []
     cut = aot_autograd.cut
 
-    def seen(joint: torch.fx.GraphModule, metadata: Any) -> Any:
-        forward, backward = cut(joint, metadata)
+    def seen(joint: torch.fx.GraphModule, metadata: Any, memory: str) -> Any:
+        forward, backward = cut(joint, metadata, memory)
         results = next(iter(forward.graph.find_nodes(op="output"))).args[0]
         found.extend(n for n in list(results)[metadata.num_forward :] if n.op != "placeholder")
         return forward, backward

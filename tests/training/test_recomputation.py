@@ -24,8 +24,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Node]:
     found: list[torch.fx.Node] = []
     cut = aot_autograd.cut
 
-    def seen(joint: torch.fx.GraphModule, metadata: Any) -> Any:
-        forward, backward = cut(joint, metadata)
+    def seen(joint: torch.fx.GraphModule, metadata: Any, memory: str) -> Any:
+        forward, backward = cut(joint, metadata, memory)
         values: Any = next(iter(forward.graph.find_nodes(op="output"))).args[0]
         results = set(values[: metadata.num_forward])
         found.extend(n for n in values[metadata.num_forward :] if n.op != "placeholder" and n not in results)
@@ -85,17 +85,26 @@ def test_gradients_are_eagers(name: str, dynamic: bool, store: Store) -> None:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("price, wide", [(1.0, 2), (10.0, 1)], ids=["by default", "where memory is dear"])
-def test_what_a_product_reads_is_kept_or_computed_again_by_the_price_of_memory(
-    price: float, wide: int, kept: list[torch.fx.Node], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("memory, wide", [("default", 2), ("less", 1)])
+def test_what_a_product_reads_is_kept_or_computed_again_by_the_option(
+    memory: str, wide: int, kept: list[torch.fx.Node], tmp_path: Path
 ) -> None:
     """The activation lies in memory for the second product, whose gradient reads it: it may stay there, or be computed once more."""
-    monkeypatch.setattr(recomputation, "KEEPING", price)
     x = torch.randn(32, 64)
-    compiled = precast.compile(two_products, store=tmp_path, fullgraph=True)
+    compiled = precast.compile(two_products, store=tmp_path, fullgraph=True, options={"activation_memory": memory})
     for want, got in zip(step(two_products, x), step(compiled, x), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert len([n for n in kept if n.meta["val"].numel() == 32 * 32]) == wide
+
+
+def test_torchs_door_has_the_option_too(kept: list[torch.fx.Node], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PRECAST_STORE", str(tmp_path))
+    torch._dynamo.reset()
+    compiled = torch.compile(two_products, backend="precast", options={"activation_memory": "less"})
+    x = torch.randn(32, 64)
+    for want, got in zip(step(two_products, x), step(compiled, x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert len([n for n in kept if n.meta["val"].numel() == 32 * 32]) == 1
 
 
 def test_a_chain_keeps_its_input_alone(kept: list[torch.fx.Node], tmp_path: Path) -> None:
@@ -119,11 +128,11 @@ def test_what_a_program_says_of_recomputation_is_done(monkeypatch: pytest.Monkey
     seen: list[bool] = []
     cut = aot_autograd.cut
 
-    def marks(joint: torch.fx.GraphModule, metadata: Any) -> Any:
+    def marks(joint: torch.fx.GraphModule, metadata: Any, memory: str) -> Any:
         before = {n.name: n.meta.get("recompute") for n in joint.graph.nodes}
         recomputation.choose(joint, metadata.num_forward)
         seen.append({n.name: n.meta.get("recompute") for n in joint.graph.nodes} != before)
-        return cut(joint, metadata)
+        return cut(joint, metadata, memory)
 
     monkeypatch.setattr(aot_autograd, "cut", marks)
     block, x = Block(), torch.randn(8, 64)
@@ -143,8 +152,8 @@ def test_marks_cover_what_the_backward_pass_needs(monkeypatch: pytest.MonkeyPatc
     cut = aot_autograd.cut
     checked: list[int] = []
 
-    def seen(joint: torch.fx.GraphModule, metadata: Any) -> Any:
-        forward, backward = cut(joint, metadata)
+    def seen(joint: torch.fx.GraphModule, metadata: Any, memory: str) -> Any:
+        forward, backward = cut(joint, metadata, memory)
         values: Any = next(iter(forward.graph.find_nodes(op="output"))).args[0]
         results = {n.name for n in values[: metadata.num_forward]}
         names = {n.name for n in values[metadata.num_forward :]} - results

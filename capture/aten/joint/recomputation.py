@@ -27,8 +27,8 @@ from precast.capture.graph.recorded_outputs import is_view
 
 aten = torch.ops.aten
 
-KEEPING = 1.0
-"""What a byte that is kept until the backward pass is worth, in bytes that are moved."""
+PRICES = {"default": 1.0, "less": 4.0}
+"""By the option `activation_memory`: what a byte that is kept until the backward pass is worth, in bytes that are moved."""
 BYTES_PER_OPERATION = 0.25
 """What an operation on an element is worth, in bytes that are moved: a core does some four a byte that the memory gives it, a GPU 15."""
 TRANSCENDENTAL = 8
@@ -53,15 +53,15 @@ _REDUCTIONS = frozenset(
 SOURCE, SINK = "source", "sink"
 
 
-def choose(joint: torch.fx.GraphModule, num_forward: int) -> None:
-    """Marks the values of the forward pass that the backward pass needs: to be kept, or to be computed again.
+def choose(joint: torch.fx.GraphModule, num_forward: int, memory: str = "default") -> None:
+    """Marks the values of the forward pass that the backward pass needs: to be kept, or to be computed again. `memory`: a key of PRICES.
 
     Leaves the graph as it is where the program itself says what to compute again (torch.utils.checkpoint, a memory budget), and where a
     size depends on data.
     """
     if any("recompute" in node.meta for node in joint.graph.nodes) or asks_for_a_budget(joint.graph):
         return
-    costs = _Costs(joint.graph, num_forward)
+    costs = _Costs(joint.graph, num_forward, PRICES[memory])
     if not costs.needed or any(costs.bytes_of(node) is None for node in costs.forward):
         return
     kept = _minimum_cut(costs)
@@ -87,6 +87,7 @@ class _Costs:
 
     graph: torch.fx.Graph
     num_forward: int
+    price: float
 
     @cached_property
     def end(self) -> torch.fx.Node:
@@ -173,7 +174,7 @@ class _Costs:
         size = self.bytes_of(node) or 0
         if node.op != "call_function":
             return size
-        return size * (1 + (not self.in_memory(node)) + KEEPING * (node not in self.results))
+        return size * (1 + (not self.in_memory(node)) + self.price * (node not in self.results))
 
     def computing(self, node: torch.fx.Node) -> float:
         """Once more, beside having its operands."""

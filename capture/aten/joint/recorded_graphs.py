@@ -35,9 +35,9 @@ class Halves:
     autograd: AutogradRecord
 
 
-def cut(joint: torch.fx.GraphModule, metadata: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The forward and the backward graph: what is cheap is computed again rather than kept."""
-    recomputation.choose(joint, metadata.num_forward)
+def cut(joint: torch.fx.GraphModule, metadata: Any, memory: str) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The forward and the backward graph: what is cheap is computed again rather than kept. `memory`: as for `recomputation.choose`."""
+    recomputation.choose(joint, metadata.num_forward, memory)
     _keep_what_is_drawn(joint)
     _compute_floats_again(joint)
     forward, backward = min_cut_rematerialization_partition(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ID = re.compile(r"[0-9a-fA-F]{1,64}")
 
 
-@click.command(short_help="Write an artifact as one HTML page: its graph, code, memory, times, guards.")
+@click.command(short_help="Write what an artifact is as one HTML page.")
 @click.argument("source", metavar="ID | FILE.toml | pkg.mod:factory")
 @click.option("-o", "--output", metavar="PAGE.html", required=True, callback=named, help="The file to write.")
 @click.option("--only", metavar="NAME", multiple=True, help="Only this program of the file; may be repeated.")
