@@ -14,23 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import precast
-from precast.capture.aten import aot_autograd
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Node]:
-    """What the forward graph keeps for the backward graph, inputs apart."""
-    found: list[torch.fx.Node] = []
-    cut = aot_autograd.cut
-
-    def seen(joint: torch.fx.GraphModule, metadata: Any, memory: str) -> Any:
-        forward, backward = cut(joint, metadata, memory)
-        results = next(iter(forward.graph.find_nodes(op="output"))).args[0]
-        found.extend(n for n in list(results)[metadata.num_forward :] if n.op != "placeholder")
-        return forward, backward
-
-    monkeypatch.setattr(aot_autograd, "cut", seen)
-    return found
 
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": 3}, {"reduction": "sum"}], ids=str)

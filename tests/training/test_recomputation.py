@@ -18,23 +18,6 @@ from precast.capture.aten import aot_autograd
 from precast.capture.aten.joint import recomputation
 
 
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Node]:
-    """What the forward graph keeps for the backward graph, inputs and results apart."""
-    found: list[torch.fx.Node] = []
-    cut = aot_autograd.cut
-
-    def seen(joint: torch.fx.GraphModule, metadata: Any, memory: str) -> Any:
-        forward, backward = cut(joint, metadata, memory)
-        values: Any = next(iter(forward.graph.find_nodes(op="output"))).args[0]
-        results = set(values[: metadata.num_forward])
-        found.extend(n for n in values[metadata.num_forward :] if n.op != "placeholder" and n not in results)
-        return forward, backward
-
-    monkeypatch.setattr(aot_autograd, "cut", seen)
-    return found
-
-
 class Block(nn.Module):
     """A layer norm between products, as in every transformer."""
 
