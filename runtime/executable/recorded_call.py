@@ -114,10 +114,7 @@ class RecordedCall:
 
     def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of `AutogradRecord.inputs`, from those of the results."""
-        saved = ctx.saved_tensors
-        if ctx.kept is not None:
-            saved = [_as_kept(tensor, *kept) for tensor, kept in zip(saved, ctx.kept, strict=True)]
-        arguments = [*ctx.numbers, *saved]
+        arguments = [*ctx.numbers, *_saved(ctx)]  # nothing else holds them: each is freed after its last use
         arguments += [
             _tangent(given[i], stride or _dense(order, described[0]), *described)
             for (i, order, stride), described in zip(self._record.tangents, ctx.results, strict=True)
@@ -184,6 +181,13 @@ def _dense(order: Sequence[int], size: Sequence[int]) -> list[int]:
         stride[dim] = step
         step *= max(int(size[dim]), 1)
     return stride
+
+
+def _saved(ctx: Any) -> Sequence[torch.Tensor]:
+    found: Sequence[torch.Tensor] = ctx.saved_tensors
+    if ctx.kept is None:
+        return found
+    return [_as_kept(tensor, *kept) for tensor, kept in zip(found, ctx.kept, strict=True)]
 
 
 def _as_kept(given: Any, size: torch.Size, stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
