@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import precast.lowering.ops  # noqa: F401  (fills the table)
 from precast.lowering.analysis.effects import symbols_in
-from precast.lowering.analysis.symbol_bindings import symbols_used
+from precast.lowering.analysis.symbol_bindings import symbols_used, told_by_tensors
 from precast.lowering.analysis.traits import SM_90, Traits
 from precast.lowering.build import lazy_tensor as tx
 from precast.lowering.build.builder import WITHOUT_ARITHMETIC, Builder, Check, Cost
@@ -145,8 +145,9 @@ class _Walk:
             derived=tuple(self.derived.items()),
         )
         given = [i for i in self.inputs if isinstance(i, sympy.Symbol)]
+        told = {*given, *told_by_tensors(program), *self.derived}
         used = sorted(symbols_used(program), key=str)
-        unknown = [str(s) for s in used if is_unbacked(s) and s not in b.known and s not in given and s not in self.derived]
+        unknown = [str(s) for s in used if is_unbacked(s) and s not in b.known and s not in told]
         if unknown:
             raise Unsupported(f"no step tells the number {unknown[0]}, which depends on data (such as the storage offset of a view)")
         return replace(program, symbols=tuple(dict.fromkeys([*given, *used])))

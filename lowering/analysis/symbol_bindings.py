@@ -1,5 +1,5 @@
 """Where each size symbol's value comes from when a program is called: an integer input, a size or stride of a tensor input, or other
-symbols. Symbols of data-dependent sizes are bound later, by the step that learns them.
+symbols. Symbols of data-dependent sizes are bound later, by the step that learns them, unless an input has such a size.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def bindings(program: Program) -> tuple[Binding, ...]:
     for position, item in enumerate(program.inputs):
         if isinstance(item, sympy.Symbol):
             found[item] = FromInteger(item, position)
-    wanted = [s for s in program.symbols if s not in found and not (isinstance(s, SizeSymbol) and s.unbacked)]
     derived = dict(program.derived)
     tensors = list(_tensor_bindings(program))
+    told = told_by_tensors(program)
+    wanted = [s for s in program.symbols if s not in found and (s in told or not (isinstance(s, SizeSymbol) and s.unbacked))]
     while wanted:
         left = []
         for symbol in wanted:
@@ -76,6 +77,11 @@ def bindings(program: Program) -> tuple[Binding, ...]:
             raise ValueError(f"{program.name}: the size {names} can be read off no input")
         wanted = left
     return tuple(found.values())
+
+
+def told_by_tensors(program: Program) -> frozenset[sympy.Symbol]:
+    """What can be read off sizes and strides of the program's inputs, also where it depended on data in the program that made them."""
+    return frozenset(tensor.symbol for tensor in _tensor_bindings(program))
 
 
 def symbols_used(program: Program) -> set[sympy.Symbol]:
