@@ -45,6 +45,7 @@ OTHERS: dict[str, Any] = {
     "dynamic": "yes",
     "epilogue_fusion": False,
     "fallback_random": False,
+    "activation_memory": "less",
     "max_autotune": True,
     "target": "cpu:x86-64-v3",
     "triton.cudagraphs": True,
@@ -65,7 +66,7 @@ OTHERS: dict[str, Any] = {
 }
 IN_THE_KEY = {
     *("freeze", "fullgraph", "dynamic", "epilogue_fusion", "fallback_random", "max_autotune", "error_on_graph_break"),
-    *("capture_scalar_outputs", "capture_dynamic_output_shape_ops", "sanitize"),
+    *("capture_scalar_outputs", "capture_dynamic_output_shape_ops", "sanitize", "activation_memory"),
 }
 """Written out here, so that an option that leaves the key, or enters it, is looked at. A filter has tests of its own."""
 
