@@ -27,7 +27,7 @@ from precast.capture.graph.recorded_outputs import is_view
 
 aten = torch.ops.aten
 
-PRICES = {"default": 1.0, "less": 4.0}
+PRICES = {"default": 1.0, "less": 3.0}
 """By the option `activation_memory`: what a byte that is kept until the backward pass is worth, in bytes that are moved."""
 BYTES_PER_OPERATION = 0.25
 """What an operation on an element is worth, in bytes that are moved: a core does some four a byte that the memory gives it, a GPU 15."""
