@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from precast.building.build_job import Job, Outcome, fall_back
 from precast.runtime.common.errors import CompilerBroken, InProcess, Refused, StoreUnwritable
 from precast.runtime.common.upward_imports import COMPILE_UPDATE
 from precast.runtime.loading.compatibility import why_unfit
-from precast.runtime.optimizers.group_update import GroupUpdate
+from precast.runtime.optimizers.group_update import WantedUpdates
 from precast.runtime.optimizers.step import step_with
 from precast.runtime.optimizers.update import Wanted
 from precast.runtime.programs.identity import Settings
@@ -117,26 +117,13 @@ class UpdateJob(Job):
         return self._optimizer.param_groups
 
 
-class _Collecting(GroupUpdate):
-    """Notes what it would launch, and lets torch's function do it. Raises Refused where it would run eagerly."""
+class _Collecting(WantedUpdates):
+    """Lets torch's function take the step, as later steps want other updates. Raises Refused where it would run eagerly."""
 
-    def __init__(self, name: str, eager: Callable[..., Any], settings: Settings, found: dict[str, Wanted]) -> None:
-        super().__init__(name, eager, settings)
-        self._found = found
-
-    def __call__(self, *args: Any, **options: Any) -> None:
-        reason = self._compiled(dict(zip(self._names, args, strict=False)), options)
+    def instead(self, reason: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if reason:
             raise Refused(reason)
         self._eager(*args, **options)
-
-    def _update(self, key: tuple[Any, ...], device: torch.device, make: Callable[[], Wanted]) -> Callable[..., Any]:
-        wanted = make()
-        self._found.setdefault(wanted.key(self._settings), wanted)
-        return self._eager
-
-    def _run(self, *args: Any) -> None:
-        """Nothing: torch's function follows."""
 
 
 def wanted_by(optimizer: torch.optim.Optimizer, settings: Settings) -> tuple[Wanted, ...]:

@@ -31,6 +31,11 @@ NAMES: dict[str, tuple[str, ...]] = {
         "torch._C:_increment_version",
         "torch._C:_set_grad_enabled",
     ),
+    "calls that record gradients": (
+        "torch._C._autograd:_top_saved_tensors_default_hooks",
+        "torch._C._functions:DelayedError",
+        "torch._C:_DisableAutocast",
+    ),
     "custom operators": ("torch._library.custom_ops:OPDEFS", "torch._library.simple_registry:SimpleOperatorEntry"),
 }
 """What needs them -> "module:attribute"."""

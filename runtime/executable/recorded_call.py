@@ -96,9 +96,9 @@ class RecordedCall:
     def run(self, ctx: Any, values: Sequence[Any], args: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The forward graph's results; what its backward graph needs is kept in `ctx`. `inputs`: those that require gradients."""
         record = self._record
-        ctx.meshes = [
-            x.device_mesh if self._inputs[i].position in self._dtensors else None for i, x in zip(record.inputs, inputs, strict=True)
-        ]
+        if self._dtensors:
+            known = (self._inputs[i].position in self._dtensors for i in record.inputs)
+            ctx.meshes = [x.device_mesh if there else None for there, x in zip(known, inputs, strict=True)]
         raw = self._forward(*args)
         saved = [values[i] if source == "input" else raw[i] for source, i in record.saved]
         ctx.save_for_backward(*saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,8 @@ from precast.artifact_store import Manifest, Store
 from precast.artifact_store.format.errors import Untrusted
 from precast.artifact_store.format.text import many
 from precast.artifact_store.statistics.causes import Cause
-from precast.runtime.frames import call_interception
 from precast.runtime.loading.compatibility import why_unfit
-from precast.runtime.optimizers.group_update import GroupUpdate
+from precast.runtime.optimizers.group_update import WantedUpdates
 from precast.runtime.optimizers.step import own_step, with_globals
 from precast.runtime.optimizers.update import Wanted
 from precast.runtime.programs.explain_miss import Explanation, VariantReport
@@ -25,29 +24,16 @@ MOST_OTHERS = 4
 """Stored updates of the same function that are named where none fits."""
 
 
-class _Asking(GroupUpdate):
-    """Notes what it would launch, and launches nothing."""
+class _Asking(WantedUpdates):
+    """Takes no step; `refusals`: why steps run eagerly."""
 
-    def __init__(self, name: str, eager: Callable[..., Any], settings: Settings) -> None:
-        super().__init__(name, eager, settings)
-        self.wanted: dict[str, Wanted] = {}
-        self.eager: list[str] = []
+    def __init__(self, name: str, eager: Callable[..., Any], settings: Settings, found: dict[str, Wanted]) -> None:
+        super().__init__(name, eager, settings, found)
+        self.refusals: list[str] = []
 
-    def __call__(self, *args: Any, **options: Any) -> None:
-        if not args or not args[0]:
-            return
-        with call_interception.paused():
-            reason = self._compiled(dict(zip(self._names, args, strict=False)), options)
+    def instead(self, reason: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if reason:
-            self.eager.append(reason)
-
-    def _update(self, key: tuple[Any, ...], device: torch.device, make: Callable[[], Wanted]) -> Callable[..., Any]:
-        wanted = make()
-        self.wanted.setdefault(wanted.key(self._settings), wanted)
-        return self._eager
-
-    def _run(self, *args: Any) -> None:
-        """Nothing."""
+            self.refusals.append(reason)
 
 
 def explain_step(optimizer: torch.optim.Optimizer, step: Any, settings: Settings) -> Explanation | None:
@@ -59,14 +45,15 @@ def explain_step(optimizer: torch.optim.Optimizer, step: Any, settings: Settings
     if found is None:
         return None
     name, own, eager = found
-    asking = _Asking(name, eager, settings)
+    updates: dict[str, Wanted] = {}
+    asking = _Asking(name, eager, settings, updates)
     with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable"))):
         with_globals(own, {**own.__globals__, name: asking})(_copy_of(optimizer))
     store = settings.store
     reports: list[VariantReport] = []
-    notes = [f"A step runs eagerly: {reason}." for reason in dict.fromkeys(asking.eager)]
-    cause, detail = (str(Cause.REFUSED), asking.eager[0]) if asking.eager else ("", "")
-    for key, wanted in asking.wanted.items():
+    notes = [f"A step runs eagerly: {reason}." for reason in dict.fromkeys(asking.refusals)]
+    cause, detail = (str(Cause.REFUSED), asking.refusals[0]) if asking.refusals else ("", "")
+    for key, wanted in updates.items():
         manifests = store.variants(key)
         own_reports = [_report(store, manifest) for manifest in manifests]
         reports += own_reports
@@ -77,9 +64,9 @@ def explain_step(optimizer: torch.optim.Optimizer, step: Any, settings: Settings
         if not cause:
             cause = str(judged.cause if judged is not None else Cause.DAMAGED if manifests else Cause.NO_ARTIFACT)
             detail = judged.detail if judged is not None else wanted.name
-    if not asking.wanted and not asking.eager:
+    if not updates and not asking.refusals:
         notes.append("No parameter has a gradient: the step does nothing.")
-    keys = ", ".join(asking.wanted)
+    keys = ", ".join(updates)
     return Explanation(f"torch.optim:{name}", keys, store.place, tuple(reports), "\n".join(notes), cause, detail)
 
 

@@ -249,6 +249,34 @@ class GroupUpdate:
                             lists[name][i].fill_(value)
 
 
+class WantedUpdates(GroupUpdate):
+    """Notes the updates that it would launch, in `found` by their keys, and launches none; `instead` gets each call with the reason why it
+    would run eagerly, empty where it would not.
+    """
+
+    def __init__(self, name: str, eager: Callable[..., Any], settings: Settings, found: dict[str, Wanted]) -> None:
+        super().__init__(name, eager, settings)
+        self._found = found
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        if not args or not args[0]:
+            return
+        with call_interception.paused():
+            reason = self._compiled(dict(zip(self._names, args, strict=False)), options)
+        self.instead(reason, args, options)
+
+    def instead(self, reason: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """What is done in place of a step."""
+
+    def _update(self, key: tuple[Any, ...], device: torch.device, make: Callable[[], Wanted]) -> Callable[..., Any]:
+        wanted = make()
+        self._found.setdefault(wanted.key(self._settings), wanted)
+        return self._eager
+
+    def _run(self, *args: Any) -> None:
+        """Nothing."""
+
+
 class _NotNow(Exception):
     """Why a call is not one for compiled updates; others of the same optimiser may be."""
 
@@ -352,4 +380,4 @@ def _overflowed(options: Mapping[str, Any]) -> bool:
     return found is not None and bool(found.item())
 
 
-__all__ = ["GroupUpdate", "update_for"]
+__all__ = ["GroupUpdate", "WantedUpdates", "update_for"]

@@ -149,3 +149,26 @@ def test_marks_cover_what_the_backward_pass_needs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(aot_autograd, "cut", seen)
     step(precast.compile(Block(), store=tmp_path, fullgraph=True), torch.randn(32, 64))
     assert checked and checked[0] > 0
+
+
+def test_images_too(kept: list[torch.fx.Node], tmp_path: Path) -> None:
+    """Where other passes have marked what is computed again (copies of weights, places of maxima), the rest is chosen as anywhere."""
+
+    def of(memory: str) -> tuple[list[Tensor], int]:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Conv2d(16, 16, 1), nn.SiLU(), nn.Conv2d(16, 8, 1)
+        )
+        x = torch.linspace(-1, 1, 2 * 3 * 20 * 20).reshape(2, 3, 20, 20)
+        compiled = net if memory == "eager" else precast.compile(net, store=tmp_path, fullgraph=True, options={"activation_memory": memory})
+        kept.clear()
+        compiled(x).square().mean().backward()
+        return [p.grad for p in net.parameters() if p.grad is not None], sum(n.meta["val"].nbytes for n in kept)
+
+    wanted, _ = of("eager")
+    plain, by_default = of("default")
+    sparing, less = of("less")
+    assert less < by_default, "the activation between the products is computed again"
+    for want, *found in zip(wanted, plain, sparing, strict=True):
+        for got in found:
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)

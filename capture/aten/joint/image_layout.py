@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.fx
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import CheckpointPolicy
 
+from precast.capture.aten.joint.recomputation import compute_again
 from precast.capture.graph.higher_order_ops import bodies
 from precast.capture.graph.recorded_outputs import is_view, viewed
 from precast.capture.graph.triton_launches import is_launch
@@ -88,7 +88,7 @@ class _Propagation:
             with self.graph.inserting_before(node), self.mode:
                 made = self._call(aten.clone.default, (source,), {"memory_format": torch.channels_last})
             if source.op == "placeholder":  # such as a weight, which is there anyway: the backward pass copies it again
-                made.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+                compute_again(made)
             self._known(source, "last", made)
         node.update_arg(position, made)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.utils.checkpoint import CheckpointPolicy
 
+from precast.capture.aten.joint.recomputation import compute_again
 from precast.capture.graph.inline_subgraph import splice
 from precast.pool_operators import GRADIENT, MOST_ASKED, NUMBERS, number_type
 
@@ -115,7 +115,7 @@ def _number(
     before = set(graph.nodes)
     splice(joint, again, lambda n: _found(n, windows), fake_mode, decompositions)
     for made in set(graph.nodes) - before:  # the library takes the indices in memory, so that the partitioner would keep them
-        made.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+        compute_again(made)
 
 
 def _by_channels(image: torch.Tensor, rank: int) -> bool:

@@ -51,15 +51,23 @@ _REDUCTIONS = frozenset(
     }
 )
 SOURCE, SINK = "source", "sink"
+_OWN = 0
+"""Under which number marks of ours stand; the regions of torch.utils.checkpoint are counted from 1."""
+
+
+def compute_again(node: torch.fx.Node) -> None:
+    """Marks a value of the forward pass that the backward pass computes again, whatever that costs."""
+    node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": _OWN}
 
 
 def choose(joint: torch.fx.GraphModule, num_forward: int, memory: str = "default") -> None:
     """Marks the values of the forward pass that the backward pass needs: to be kept, or to be computed again. `memory`: a key of PRICES.
 
-    Leaves the graph as it is where the program itself says what to compute again (torch.utils.checkpoint, a memory budget), and where a
-    size depends on data.
+    Keeps to marks that stand there (`compute_again`). Leaves the graph as it is where the program itself says what to compute again
+    (torch.utils.checkpoint, a memory budget), and where a size depends on data.
     """
-    if any("recompute" in node.meta for node in joint.graph.nodes) or asks_for_a_budget(joint.graph):
+    said = any("recompute" in node.meta and node.meta.get("ac_graph_id") != _OWN for node in joint.graph.nodes)
+    if said or asks_for_a_budget(joint.graph):
         return
     costs = _Costs(joint.graph, num_forward, PRICES[memory])
     if not costs.needed or any(costs.bytes_of(node) is None for node in costs.forward):
@@ -77,7 +85,7 @@ def choose(joint: torch.fx.GraphModule, num_forward: int, memory: str = "default
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             continue
         if plain:
-            node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+            compute_again(node)
         pending += node.all_input_nodes
 
 
@@ -162,6 +170,8 @@ class _Costs:
         return any(not _in_a_kernel(user) or self.depths[user][0] > self.depths[node][1] for user in below)
 
     def may_be_computed_again(self, node: torch.fx.Node) -> bool:
+        if "recompute" in node.meta:
+            return True
         if node.target is operator.getitem:
             return is_view(node)
         return is_view(node) or node.target in _COPIES or node.target in _CONSTANTS or _is_pointwise(node)
@@ -169,6 +179,8 @@ class _Costs:
     def keeping(self, node: torch.fx.Node) -> float:
         """Infinite for the parts of what an operator gives at once: they are kept one by one."""
         value = node.meta.get("val")
+        if "recompute" in node.meta:
+            return math.inf
         if not isinstance(value, torch.Tensor):
             return math.inf if isinstance(value, tuple | list) else 0.0
         size = self.bytes_of(node) or 0
@@ -180,7 +192,7 @@ class _Costs:
         """Once more, beside having its operands."""
         if not self.may_be_computed_again(node):
             return math.inf
-        if is_view(node) or node.target in _CONSTANTS:
+        if "recompute" in node.meta or is_view(node) or node.target in _CONSTANTS:
             return 0.0
         size = self.bytes_of(node) or 0
         operations = TRANSCENDENTAL if _name(node) in _TRANSCENDENTAL else 1
@@ -231,4 +243,4 @@ def _name(node: torch.fx.Node) -> str:
     return node.target._schema.name.partition("::")[2] if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
-__all__ = ["choose"]
+__all__ = ["choose", "compute_again"]

@@ -61,7 +61,7 @@ def _compute_floats_again(joint: torch.fx.GraphModule) -> None:
     for node in joint.graph.nodes:
         computed = node.op == "call_function" and node.target is not torch.ops.aten._local_scalar_dense.default
         if computed and isinstance(node.meta.get("val"), torch.SymFloat):
-            node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+            recomputation.compute_again(node)
 
 
 def halves(
