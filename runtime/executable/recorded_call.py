@@ -194,12 +194,15 @@ def _as_kept(given: Any, size: torch.Size, stride: Sequence[int], dtype: torch.d
     """What a hook on saved tensors gave back, as it lay in memory when it was saved: the backward graph reads it by these strides."""
     plain = isinstance(given, torch.Tensor) and given.layout is torch.strided
     if not plain or (given.shape, given.dtype, given.device) != (size, dtype, device):
-        found = f"{given.dtype} {list(given.shape)} on {given.device}" if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
+        found = f"a {type(given).__name__}"
+        if isinstance(given, torch.Tensor):
+            layout = "" if given.layout is torch.strided else f"{given.layout} "
+            found = f"{layout}{given.dtype} {list(given.shape)} on {given.device}"
         raise PrecastError(
             f"a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) gave back {found} where {dtype} {list(size)} on {device} "
-            "was saved: let its unpack function give a tensor of that size, dtype and device, or run this call eagerly (precast.disable)"
+            "was saved: let its unpack function give a dense tensor of that size, dtype and device, or run it eagerly (precast.disable)"
         )
-    kept: torch.Tensor = given
+    kept: torch.Tensor = given.resolve_conj().resolve_neg()
     if all(n == 1 or a == b for n, a, b in zip(size, kept.stride(), stride, strict=True)):
         return kept
     once = kept[tuple([slice(0, 1) if step == 0 else slice(None) for step in stride])]  # what is repeated lies there once

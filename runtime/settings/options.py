@@ -71,7 +71,7 @@ _TABLE = (
         str,
         "default",
         "What a backward graph computes again rather than reads from memory: 'default', what moves fewer bytes so; 'less', also what a "
-        "product reads, such as activations: of transformers 13 to 25 % less lies between the passes, for 4 to 18 % more bytes moved there.",
+        "product reads, such as activations: of transformers 13 to 25 % less is kept, for 4 to 18 % more bytes moved between the passes.",
         choices=("default", "less"),
     ),
     Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ def report(
     """
     out = Output(as_json)
     _check_installed()
+    _check_writable(Path(output))
     if _ID.fullmatch(source):
         if only or signature is not None or mode is not None:
             raise click.UsageError("--only, --signature and --mode choose among the programs of a file; an ID is one artifact")
@@ -85,6 +87,13 @@ def _check_installed() -> None:
         check_installed()
     except LayoutMissing as error:
         raise Failure(str(error)) from error
+
+
+def _check_writable(page: Path) -> None:
+    if page.is_dir():
+        raise Failure(f"{page} cannot be written: it is a folder")
+    if not os.access(page if page.exists() else page.parent, os.W_OK):
+        raise Failure(f"{page} cannot be written: {os.strerror(errno.EACCES if page.parent.exists() else errno.ENOENT)}")
 
 
 def _page(store: Store, shown: list[Shown]) -> str:
