@@ -1,11 +1,12 @@
 """Small programs in families (kernel_rows.py), side by side: eager, torch.compile, on a CPU its freezing for layers, and precast.
 
-    python benchmarks/kernels.py [--device cpu|cuda] [--rows REGEX] [--rounds 9] [--resume FILE] [--seconds 500] [--list]
+    python benchmarks/kernels.py [--device cpu|cuda] [--rows REGEX] [--rounds 9] [--jobs 1] [--resume FILE] [--seconds 500] [--list]
 
 Contenders take turns within one process; a time is the median of the rounds. On a GPU each contender is captured in a CUDA graph, so that
 only the device's time counts (rows that train are not). The floor is what the machine's measured rates allow for the bytes and products of
 the program (inputs read once, results written once; gradients: both passes). `--resume` keeps finished rows in a file, and a later run
-goes on with the others; `--seconds` ends a run after that long. Exit status 1: a result is further from float64 than it should be.
+goes on with the others; `--seconds` ends a run after that long. `--jobs`: processes that compile rows side by side and take times one at
+a time, for a GPU whose host has cores to spare. Exit status 1: a result is further from float64 than it should be.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import re
 import statistics
 import sys
@@ -20,7 +23,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +165,8 @@ def seconds(call: Call, repeat: int, device: str) -> float:
     return (time.perf_counter() - began) / repeat
 
 
-def measure(row: KernelRow, device: str, rounds: int, peaks: Any) -> dict[str, Any]:
-    """Median seconds by contender, their distances from float64, the floor; "error" where one failed."""
+def measure(row: KernelRow, device: str, rounds: int, peaks: Any, alone: AbstractContextManager[Any]) -> dict[str, Any]:
+    """Median seconds by contender, their distances from float64, the floor; "error" where one failed. Times are taken within `alone`."""
     with tempfile.TemporaryDirectory() as store:
         calls, exact, inputs, program = contenders(row, device, store)
         errors: dict[str, str] = {}
@@ -181,12 +185,13 @@ def measure(row: KernelRow, device: str, rounds: int, peaks: Any) -> dict[str, A
                 del calls[name]
         least = floor(row, calls["eager"], inputs, program, peaks)
         timed = on_gpu(row, calls) if device != "cpu" else {name: (call, 1) for name, call in calls.items()}
-        repeats = {name: max(1, round(BLOCK / max(seconds(call, 2, device), 1e-7))) for name, (call, _) in timed.items()}
         times: dict[str, list[float]] = {name: [] for name in timed}
-        for number in range(rounds):
-            for name in list(timed)[:: 1 if number % 2 else -1]:
-                call, per = timed[name]
-                times[name].append(seconds(call, repeats[name], device) / per)
+        with alone:
+            repeats = {name: max(1, round(BLOCK / max(seconds(call, 2, device), 1e-7))) for name, (call, _) in timed.items()}
+            for number in range(rounds):
+                for name in list(timed)[:: 1 if number % 2 else -1]:
+                    call, per = timed[name]
+                    times[name].append(seconds(call, repeats[name], device) / per)
         dtypes = [t.dtype for t in tensors(want)]
         kind = next((t.dtype for t in inputs if isinstance(t, torch.Tensor) and t.dtype in DIFFERENCE), torch.float32)
         narrowest = max((kind, *(d for d in dtypes if d in DIFFERENCE)), key=lambda d: DIFFERENCE[d])
@@ -235,11 +240,55 @@ def summary(found: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+_ALONE: AbstractContextManager[Any] = nullcontext()
+"""In a worker the lock that all of them share."""
+
+
+def _in_worker(lock: Any) -> None:
+    global _ALONE
+    _ALONE = lock
+    warnings.simplefilter("ignore")
+
+
+def _one(label: str, device: str, rounds: int, peaks: Any) -> dict[str, Any]:
+    try:
+        return measure(ROWS[label], device, rounds, peaks, _ALONE)
+    except Exception as error:  # noqa: BLE001 - the other rows go on, and the table says so
+        return {"row": label, "failed": f"{type(error).__name__}: {str(error)[:200]}"}
+    finally:
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def results_of(labels: Sequence[str], given: argparse.Namespace, peaks: Any) -> Iterator[dict[str, Any]]:
+    """The rows as they are done, until the time is up."""
+    began = time.perf_counter()
+    if given.jobs == 1:
+        for label in labels:
+            if time.perf_counter() - began > given.seconds:
+                return
+            yield _one(label, given.device, given.rounds, peaks)
+        return
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the workers are the parallelism
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, context, _in_worker, (context.Lock(),)) as workers:
+        pending = [workers.submit(_one, label, given.device, given.rounds, peaks) for label in labels]
+        left = None if math.isinf(given.seconds) else given.seconds
+        try:
+            for done in as_completed(pending, left):
+                yield done.result()
+        except TimeoutError:
+            workers.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rows", default="")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--list", action="store_true")
@@ -255,29 +304,24 @@ def main() -> int:
     if given.resume and given.resume.exists():
         found = [json.loads(text) for text in given.resume.read_text().splitlines()]
     done = {f["row"] for f in found}
-    began = time.perf_counter()
     peaks = Peaks.measured(given.device)
     chip = torch.cuda.get_device_name() if given.device == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{chip}, torch {torch.__version__}, {peaks.bytes / 1e9:.0f} GB/s; microseconds")
     print(f"{'row':38}{'eager':>11}{'compile':>11}{'freezing':>11}{'precast':>11} (quartiles)  best/precast  floor/precast")
-    for row in wanted:
-        if row.label in done:
-            continue
-        if time.perf_counter() - began > given.seconds:
-            print(f"ended after {given.seconds:.0f} s: --resume goes on", flush=True)
-            break
-        try:
-            one = measure(row, given.device, given.rounds, peaks)
-        except Exception as error:  # noqa: BLE001 - the other rows go on, and the table says so
-            print(f"{row.label:38} failed: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    labels = [row.label for row in wanted if row.label not in done]
+    measured = 0
+    for one in results_of(labels, given, peaks):
+        measured += 1
+        if "failed" in one:
+            print(f"{one['row']:38} failed: {one['failed']}", flush=True)
             continue
         found.append(one)
         print(line(one), flush=True)
         if given.resume:
             with given.resume.open("a") as file:
                 file.write(json.dumps(one) + "\n")
-        if given.device == "cuda":
-            torch.cuda.empty_cache()
+    if measured < len(labels):
+        print(f"ended after {given.seconds:.0f} s: --resume goes on", flush=True)
     print(summary(found))
     return 1 if any(f["wrong"] for f in found) else 0
 
