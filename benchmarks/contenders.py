@@ -1,4 +1,4 @@
-"""What is compared: eager, torch.compile (default, freezing), AOTInductor, and precast (default, freeze).
+"""What is compared: eager, torch.compile (default, freezing), AOTInductor, OpenVINO, ONNX Runtime, and precast (default, freeze).
 
 Each contender turns a module into a callable. Rivals' own modules are imported before the clock starts (`warm_imports`);
 precast gets only `import precast`, so whatever it imports lazily counts against it.
@@ -8,12 +8,14 @@ With `PRECAST_BENCH_DYNAMIC=1` in the environment (`run.py --dynamic`) each comp
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import exported_contenders as exported
 import torch
 
 Call = Callable[..., Any]
@@ -25,6 +27,7 @@ class Contender:
     """`prepare(model, inputs, cache)` returns the callable; `cache` is the contender's own folder, empty on a cold run.
 
     `warm_imports` are imported before the clock starts, and `cold_imports` on a cold run: no side's time is that of reading its modules.
+    `needs`: packages that are not installed with precast's tests (the extra `rivals`). `fixed`: compiled for the sizes of its inputs only.
     """
 
     name: str
@@ -33,6 +36,14 @@ class Contender:
     warm_imports: tuple[str, ...] = ()
     cold_imports: tuple[str, ...] = ()
     ours: bool = False
+    needs: tuple[str, ...] = ()
+    fixed: bool = False
+
+    @property
+    def absent(self) -> str | None:
+        """Why it cannot take part here: the packages that are not installed."""
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return f"{' and '.join(missing)} not installed: pip install 'precast[rivals]'" if missing else None
 
 
 def _eager(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cache: Path) -> Call:
@@ -70,17 +81,24 @@ def _precast_freeze(model: torch.nn.Module, inputs: dict[str, torch.Tensor], cac
 _TRACER = ("torch._dynamo", "torch._inductor", "torch._inductor.compile_fx")
 RUNTIME = ("precast", "precast.runtime.api.compile")  # what the first `precast.compile` would import
 COMPILER = ("torch._dynamo", "precast.compiling.driver")  # what its first compilation would import, besides
+ONNX = ("onnxruntime", "onnx", "onnxscript")
 CONTENDERS = {
     c.name: c
     for c in (
         Contender("eager", "eager", _eager),
         Contender("inductor", "torch.compile", _inductor, _TRACER),
         Contender("freezing", "torch.compile freezing", _inductor_freezing, _TRACER),
-        Contender("aoti", "AOTInductor", _aoti, (*_TRACER, "torch._inductor.package")),
+        Contender("aoti", "AOTInductor", _aoti, (*_TRACER, "torch._inductor.package"), fixed=True),
+        Contender("openvino", "OpenVINO", exported.openvino, ("openvino",), needs=("openvino",), fixed=True),
+        Contender("onnxruntime", "ONNX Runtime", exported.onnxruntime, ("onnxruntime",), ("torch.onnx",), needs=ONNX, fixed=True),
         Contender("precast", "precast", _precast, RUNTIME, COMPILER, ours=True),
         Contender("precast_freeze", "precast freeze", _precast_freeze, RUNTIME, COMPILER, ours=True),
     )
 }
+
+
+EXPORTED = ("openvino", "onnxruntime")
+"""Engines of their own, whose weights are constants: what they are compared with is precast's `freeze`."""
 
 
 def import_first(contender: Contender, cache: Path) -> None:

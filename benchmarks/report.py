@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from contenders import CONTENDERS
+from contenders import CONTENDERS, EXPORTED
 from rounds import Result
 from rows import ROWS
 
@@ -54,10 +54,14 @@ def _warm(result: Result) -> float | None:
 
 
 def best_rival(results: dict[str, Result]) -> tuple[str, float] | None:
-    """The fastest compiled or eager rival in the steady state; None where torch.compile was not measured."""
+    """The fastest of torch's own modes in the steady state; None where torch.compile was not measured."""
     if "inductor" not in results or steady(results["inductor"]) is None:
         return None
-    times = [(t, n) for n, r in results.items() if not CONTENDERS[n].ours and (t := steady(r)) is not None]
+    return _fastest(results, [n for n in results if not CONTENDERS[n].ours and n not in EXPORTED])
+
+
+def _fastest(results: dict[str, Result], names: Iterable[str]) -> tuple[str, float] | None:
+    times = [(t, n) for n in names if n in results and (t := steady(results[n])) is not None]
     return (min(times)[1], min(times)[0]) if times else None
 
 
@@ -67,8 +71,8 @@ def row_table(name: str, results: dict[str, Result]) -> str:
     body = []
     for key, r in results.items():
         t = steady(r)
-        if r.error:
-            body.append([CONTENDERS[key].title, f"failed: {r.error[:80]}", *["–"] * 8])
+        if r.error or r.absent:
+            body.append([CONTENDERS[key].title, f"failed: {r.error[:80]}" if r.error else f"{r.absent}", *["–"] * 8])
             continue
         body.append(
             [
@@ -111,7 +115,24 @@ def steady_bars(rows: Rows, bar: float) -> list[str]:
             _verdict(f"steady, {setting} against the best rival of each row: geomean {mean:.2f}x, bar {bar}x ({each})", mean >= bar)
         )
         lines.append(_verdict(f"no row slower ({setting})", all(v >= 1 for v in ratios.values())))
-    return lines
+    return lines + _exported_bars(rows)
+
+
+def _exported_bars(rows: Rows) -> list[str]:
+    """`freeze` against the engines that take an exported model, where one was measured."""
+    ratios = {}
+    for name, results in rows.items():
+        rival, ours = _fastest(results, EXPORTED), _fastest(results, ["precast_freeze"])
+        if rival and ours:
+            ratios[name] = rival[1] / ours[1]
+    if not ratios:
+        return []
+    each = ", ".join(f"{n} {v:.2f}" for n, v in ratios.items())
+    mean, titles = geomean(ratios.values()), " and ".join(CONTENDERS[n].title for n in EXPORTED)
+    return [
+        _verdict(f"steady, precast_freeze against the faster of {titles}: geomean {mean:.2f}x, bar 1.05x ({each})", mean >= 1.05),
+        _verdict(f"no row slower than {titles} (precast_freeze)", all(v >= 1 for v in ratios.values())),
+    ]
 
 
 def _worst_ratio(rows: Rows, figure: str) -> tuple[float, str] | None:

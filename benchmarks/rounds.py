@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from contenders import environment
+from contenders import CONTENDERS, environment
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,7 +39,7 @@ class Plan:
 
 @dataclass
 class Result:
-    """What one contender showed on one row. Seconds and bytes; `error` holds the sentence when it failed."""
+    """What one contender showed on one row. Seconds and bytes; `error` holds the sentence when it failed, `absent` why it took no part."""
 
     cold: float | None = None
     cold_peak: int | None = None
@@ -51,6 +51,7 @@ class Result:
     size: int | None = None
     max_error: float | None = None
     error: str | None = None
+    absent: str | None = None
 
 
 class Failed(RuntimeError):
@@ -208,11 +209,11 @@ def _errors(row: str, processes: dict[str, Process], results: dict[str, Result],
 def measure(row: str, contenders: list[str], plan: Plan) -> dict[str, Result]:
     """Everything about one row; a contender that fails keeps its sentence in `error` and the others go on."""
     _busy(os.sched_getaffinity(0))  # where that cannot be told, better said before minutes of compiling
-    results = {name: Result() for name in contenders}
+    results = {name: Result(absent=CONTENDERS[name].absent) for name in contenders}
     processes: dict[str, Process] = {}
     folder = Path(tempfile.mkdtemp(prefix="precast-bench-"))
     try:
-        for name in contenders:
+        for name in (n for n in contenders if results[n].absent is None):
             cache = folder / name
             cache.mkdir(mode=0o700)
             try:

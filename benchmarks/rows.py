@@ -82,6 +82,46 @@ def _minilm() -> tuple[torch.nn.Module, Inputs]:
     return model, _encoder_inputs(model.config.vocab_size, 8, 64)
 
 
+def _scaled(model: torch.nn.Module) -> torch.nn.Module:
+    """With convolutions that keep the size of their input's values: dozens of layers as transformers makes them leave numbers near zero."""
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            torch.nn.init.kaiming_normal_(layer.weight)
+    return model
+
+
+def _mobilenet() -> tuple[torch.nn.Module, Inputs]:
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    return _scaled(MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=1000))), {"pixel_values": _pixels(4, 224)}
+
+
+def _efficientnet() -> tuple[torch.nn.Module, Inputs]:
+    from transformers import EfficientNetConfig, EfficientNetForImageClassification
+
+    config = EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=224, num_labels=1000)  # B0
+    return _scaled(EfficientNetForImageClassification(config)), {"pixel_values": _pixels(4, 224)}
+
+
+class _Separable(torch.nn.Module):
+    """Eight depthwise 3x3 convolutions, each with a 1x1 convolution and ReLU behind it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        layers: list[torch.nn.Module] = []
+        for _ in range(8):
+            depthwise = torch.nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+            layers += [depthwise, torch.nn.Conv2d(channels, channels, 1), torch.nn.ReLU()]
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.layers(pixels)
+
+
+def _separable() -> tuple[torch.nn.Module, Inputs]:
+    return _Separable(64), {"pixels": torch.randn(4, 64, 56, 56, generator=torch.Generator().manual_seed(1))}
+
+
 def _tiny() -> tuple[torch.nn.Module, Inputs]:
     from transformers import BertConfig, BertModel
 
@@ -98,6 +138,9 @@ ROWS = {
         Row("vit", "ViT-B 2x224²", _vit),
         Row("llama", "Llama 8x768 1x256", _llama),
         Row("minilm", "MiniLM 8x64", _minilm),
+        Row("mobilenet", "MobileNetV2 4x224²", _mobilenet),
+        Row("efficientnet", "EfficientNet-B0 4x224²", _efficientnet),
+        Row("separable", "8 x (depthwise 3x3, 1x1) 4x64x56²", _separable),
         Row("tiny", "tiny BERT 2x16 (checks the harness)", _tiny),
     )
 }

@@ -1,4 +1,5 @@
-"""The benchmark: precast side by side with torch.compile, its freezing option, AOTInductor and eager. See docs/benchmarks.md.
+"""The benchmark: precast side by side with torch.compile, its freezing option, AOTInductor and eager, and, where they are installed,
+OpenVINO and ONNX Runtime. See docs/benchmarks.md.
 
 python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--dynamic]
     [--rounds 5] [--warm 1] [--block 1.0] [--json out.json] [--no-overhead]
@@ -44,7 +45,7 @@ def _seconds(text: str) -> float:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(DEFAULT_ROWS))
-    parser.add_argument("--contenders", help="default: all; with --dynamic all but AOTInductor, whose export has its sizes fixed")
+    parser.add_argument("--contenders", help="default: all; with --dynamic those that can")
     parser.add_argument("--dynamic", action="store_true", help="every contender compiles for sizes of the run time (dynamic=True)")
     parser.add_argument("--quick", action="store_true", help="three short rounds and one warm process each")
     parser.add_argument("--rounds", type=_at_least_one, help="quiet steady rounds wanted (7; with --quick 3)")
@@ -59,7 +60,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     args = _arguments()
     names = names_of(args.rows, ROWS, "row")
-    usual = [c for c in CONTENDERS if not (args.dynamic and c == "aoti")]
+    usual = [c for c in CONTENDERS if not (args.dynamic and CONTENDERS[c].fixed)]
     contenders = names_of(args.contenders, CONTENDERS, "contender") if args.contenders else usual
     if args.dynamic:
         os.environ["PRECAST_BENCH_DYNAMIC"] = "1"  # for the contenders' processes

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -103,6 +105,60 @@ def test_without_torch_compile_no_steady_bar_is_judged(report: ModuleType) -> No
 def test_what_was_not_measured_is_not_met_silently(report: ModuleType) -> None:
     text = report.bars({"bert": _row(report, inductor=1.0)}, 1.5)
     assert "met: " not in text.replace("not measured: ", "")
+
+
+def test_engines_of_exported_models_are_held_against_freeze_alone(report: ModuleType) -> None:
+    row = _row(report, inductor=2.0, openvino=1.0, onnxruntime=0.9, precast=1.5, precast_freeze=0.8)
+    assert report.best_rival(row) == ("inductor", 2.0)
+    text = report.bars({"bert": row}, 1.1)
+    assert "- met: steady, precast_freeze against the faster of OpenVINO and ONNX Runtime: geomean 1.12x, bar 1.05x (bert 1.12)" in text
+    row["openvino"].blocks = row["openvino"].steady = [0.7] * 3
+    assert "- NOT met: no row slower than OpenVINO and ONNX Runtime (precast_freeze)" in report.bars({"bert": row}, 1.1)
+
+
+def test_a_contender_that_is_not_installed_is_said_and_no_failure(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, contenders = (importlib.import_module(name) for name in ("rounds", "contenders"))
+    absent = dataclasses.replace(contenders.CONTENDERS["openvino"], needs=("no_such_package",))
+    monkeypatch.setitem(contenders.CONTENDERS, "openvino", absent)
+    monkeypatch.setattr(rounds, "Process", lambda *arguments: pytest.fail("an absent contender was started"))
+    monkeypatch.setattr(rounds, "steady_rounds", lambda processes, results, plan: None)
+    monkeypatch.setattr(rounds, "_errors", lambda *arguments: None)
+    results = rounds.measure("tiny", ["openvino"], rounds.Plan(1))
+    assert results["openvino"].error is None
+    table = report.row_table("tiny", results)
+    assert "| OpenVINO | no_such_package not installed: pip install 'precast[rivals]' |" in table
+    assert "OpenVINO" not in report.bars({"tiny": results}, 1.1)
+
+
+def test_the_engines_get_float32_and_our_threads(report: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    exported = importlib.import_module("exported_contenders")
+    asked: dict[str, Any] = {}
+
+    class Core:
+        def set_property(self, settings: dict[str, str]) -> None:
+            asked["cache"] = settings["CACHE_DIR"]
+
+        def compile_model(self, stored: Path, device: str, settings: dict[str, Any]) -> Any:
+            asked.update(settings)
+            return lambda arguments, **flags: [arguments["x"] * 2]
+
+    class Session:
+        def __init__(self, stored: str, options: Any, providers: list[str]) -> None:
+            asked.update(threads=options.intra_op_num_threads, providers=providers)
+
+        def run(self, wanted: None, arguments: dict[str, Any]) -> list[Any]:
+            return [arguments["x"] * 3]
+
+    (tmp_path / "model.xml").touch()
+    (tmp_path / "model.onnx").touch()
+    monkeypatch.setitem(sys.modules, "openvino", SimpleNamespace(Core=Core))
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(SessionOptions=SimpleNamespace, InferenceSession=Session))
+    model, inputs = torch.nn.Identity(), {"x": torch.ones(3)}
+    assert torch.equal(exported.openvino(model, inputs, tmp_path)(**inputs)[0], inputs["x"] * 2)
+    assert torch.equal(exported.onnxruntime(model, inputs, tmp_path)(**inputs)[0], inputs["x"] * 3)
+    assert asked["INFERENCE_PRECISION_HINT"] == "f32" and asked["cache"] == str(tmp_path / "blobs")
+    assert asked["INFERENCE_NUM_THREADS"] == asked["threads"] == torch.get_num_threads()
+    assert asked["providers"] == ["CPUExecutionProvider"]
 
 
 @pytest.mark.slow
