@@ -82,25 +82,31 @@ def _minilm() -> tuple[torch.nn.Module, Inputs]:
     return model, _encoder_inputs(model.config.vocab_size, 8, 64)
 
 
-def _scaled(model: torch.nn.Module) -> torch.nn.Module:
-    """With convolutions that keep the size of their input's values: dozens of layers as transformers makes them leave numbers near zero."""
+def _normalised(model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
+    """With larger weights, and the statistics of these inputs in its batch norms: through dozens of layers as transformers makes them
+    values fade to denormals, with which no machine is quick."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Conv2d):
             torch.nn.init.kaiming_normal_(layer.weight)
-    return model
+    norms = [layer for layer in model.eval().modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.train().momentum = None  # the mean of all batches: of this one
+    with torch.no_grad():
+        model(**inputs)
+    return model.eval(), inputs
 
 
 def _mobilenet() -> tuple[torch.nn.Module, Inputs]:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
-    return _scaled(MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=1000))), {"pixel_values": _pixels(4, 224)}
+    return _normalised(MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=1000)), {"pixel_values": _pixels(4, 224)})
 
 
 def _efficientnet() -> tuple[torch.nn.Module, Inputs]:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
     config = EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=224, num_labels=1000)  # B0
-    return _scaled(EfficientNetForImageClassification(config)), {"pixel_values": _pixels(4, 224)}
+    return _normalised(EfficientNetForImageClassification(config), {"pixel_values": _pixels(4, 224)})
 
 
 class _Separable(torch.nn.Module):
