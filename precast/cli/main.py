@@ -46,6 +46,7 @@ COMMANDS = {
     "options": ("precast.cli.programs.options", "options"),
     "tune": ("precast.cli.programs.tune", "tune"),
     "profile": ("precast.cli.programs.profile", "profile"),
+    "rates": ("precast.cli.programs.chips", "rates"),
     "report": ("precast.cli.programs.report", "report"),
     "demo": ("precast.cli.programs.demo_and_bench", "demo"),
     "bench": ("precast.cli.programs.demo_and_bench", "bench"),

@@ -18,7 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from precast.artifact_store import GraphRecord, Manifest, Store
 from precast.building.build_file import Loaded
+from precast.codegen.common.predictions import predictions
 from precast.codegen.common.step_records import STEPS, StepRecord, from_json
+from precast.lowering.analysis.chips import Chip
+from precast.profiling.chip_rates import chip_here
 from precast.profiling.marks import Recorder, Run
 from precast.profiling.peaks import Peaks, wait
 from precast.runtime.api.compile import compile as compiled_form
@@ -32,12 +35,15 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One step: seconds (median over the runs), the least that the roofline model allows it, and what bounds that."""
+    """One step: seconds (median over the runs), the least that the roofline model allows it, what bounds that, and the seconds that were
+    to be expected by the chip's record, where there is one.
+    """
 
     record: StepRecord
     seconds: float
     least: float
     bound: str
+    predicted: float | None = None
 
     @property
     def gap(self) -> float:
@@ -71,7 +77,8 @@ class GraphProfile:
 class Profile:
     """One signature. `call`, `eager`: seconds of a call compiled and eagerly, medians of calls in turns, nothing recorded meanwhile.
     `recorded`: of the calls whose steps are told (on a device as `call`, as its events are apart from the host's time).
-    `unrecorded`: graphs that ran and whose steps are not known: branches that a graph calls, and what the store does not have.
+    `unrecorded`: graphs that ran and whose steps are not known: branches that a graph calls, and what the store does not have. `chip`:
+    the one whose record predicts times.
     """
 
     program: str
@@ -82,6 +89,7 @@ class Profile:
     peaks: Peaks
     graphs: tuple[GraphProfile, ...]
     unrecorded: int = 0
+    chip: Chip | None = None
 
     @property
     def in_graphs(self) -> float:
@@ -93,6 +101,19 @@ class Profile:
         """Seconds of a call that are in no graph: guards, Python, what runs eagerly."""
         return max(self.recorded - self.in_graphs, 0.0)
 
+    @property
+    def predicted(self) -> float | None:
+        """Seconds that all steps of a call were to take; None without a chip."""
+        if self.chip is None:
+            return None
+        return sum((step.predicted or 0.0) * graph.runs for graph in self.graphs for step in graph.steps)
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted over measured seconds of each step, in order."""
+        steps = (step for graph in self.graphs for step in graph.steps)
+        return sorted(step.predicted / step.seconds for step in steps if step.predicted is not None and step.seconds > 0)
+
 
 @dataclass(frozen=True)
 class _Graph:
@@ -101,9 +122,10 @@ class _Graph:
     record: GraphRecord
 
 
-def profile(loaded: Loaded, number: int, store: Store, *, calls: int = 20, mode: str | None = None) -> Profile:
+def profile(loaded: Loaded, number: int, store: Store, *, calls: int = 20, mode: str | None = None, chip: Chip | None = None) -> Profile:
     """Profiles signature `number` (from 1) of a program: compiles it into the store unless it is there, and calls it `calls` times in each
-    of two rounds, of which the second is recorded. CUDA graphs are left out: their replays are one launch.
+    of two rounds, of which the second is recorded. CUDA graphs are left out: their replays are one launch. `chip`: the one that predicts,
+    where it is not to be the one that is known of this machine.
 
     Raises what the program raises, and OptionError.
     """
@@ -116,13 +138,13 @@ def profile(loaded: Loaded, number: int, store: Store, *, calls: int = 20, mode:
     call = _Call(program, args, kwargs, spec.train)
     eager = _Call(_copied(loaded.callable), args, kwargs, spec.train)
     try:
-        return _measured(spec.name, number, call, eager, calls, device, store)
+        return _measured(spec.name, number, call, eager, calls, device, store, chip or chip_here(device))
     finally:
         eager.restore()
         call.restore()  # the one that was called first has what was there before both
 
 
-def _measured(name: str, number: int, call: _Call, eager: _Call, calls: int, device: str, store: Store) -> Profile:
+def _measured(name: str, number: int, call: _Call, eager: _Call, calls: int, device: str, store: Store, chip: Chip | None) -> Profile:
     for _ in range(WARM_UP):
         call()
         eager()
@@ -142,10 +164,10 @@ def _measured(name: str, number: int, call: _Call, eager: _Call, calls: int, dev
                 walls.append(time.perf_counter() - began)
             for digest, own in found.items():
                 runs.setdefault(digest, []).extend(own)
-    profiles = [_graph_profile(graphs[digest], own, calls, store, peaks) for digest, own in runs.items() if digest in graphs]
+    profiles = [_graph_profile(graphs[digest], own, calls, store, peaks, chip) for digest, own in runs.items() if digest in graphs]
     known = tuple(item for item in profiles if item is not None)
     recorded = statistics.median(walls) if device == "cpu" else times[0]
-    return Profile(name, number, times[0], times[1], recorded, peaks, known, len(runs) - len(known))
+    return Profile(name, number, times[0], times[1], recorded, peaks, known, len(runs) - len(known), chip)
 
 
 def _graphs(program: Any, store: Store) -> dict[str, _Graph]:
@@ -163,7 +185,7 @@ def _graphs(program: Any, store: Store) -> dict[str, _Graph]:
     return found
 
 
-def _graph_profile(graph: _Graph, runs: list[Run], calls: int, store: Store, peaks: Peaks) -> GraphProfile | None:
+def _graph_profile(graph: _Graph, runs: list[Run], calls: int, store: Store, peaks: Peaks, chip: Chip | None) -> GraphProfile | None:
     data = store.blob(graph.record.blobs[STEPS]) if STEPS in graph.record.blobs else None
     if data is None:
         return None
@@ -171,10 +193,11 @@ def _graph_profile(graph: _Graph, runs: list[Run], calls: int, store: Store, pea
     whole = [run for run in runs if len(run.steps) == len(records)]
     if not whole:
         return None
+    expected = [None] * len(records) if chip is None else [own.seconds for own in predictions(records, chip)]
     steps = []
     for position, record in enumerate(records):
         seconds = statistics.median(run.steps[position] for run in whole)
-        steps.append(StepProfile(record, seconds, *peaks.least(record)))
+        steps.append(StepProfile(record, seconds, *peaks.least(record), expected[position]))
     manifest = graph.manifest
     entry = statistics.median(run.entry for run in whole)
     return GraphProfile(manifest.artifact_id, manifest.program_name, graph.role, manifest.target, len(whole) / calls, entry, tuple(steps))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,12 @@ from precast.cli.output import (
     verbose_option,
 )
 from precast.cli.programs.build_commands import load_program, plan_of, store_of, whole_stack
+from precast.cli.programs.chips import chip_named, chip_option
 from precast.report.user_frames import frames_of
 
 if TYPE_CHECKING:
     from precast.building.build_file import BuildFile
+    from precast.lowering.analysis.chips import Chip
     from precast.profiling.profiler import GraphProfile, Profile, StepProfile
 
 ORDERS = ("gap", "time", "program")
@@ -38,6 +41,7 @@ ORDERS = ("gap", "time", "program")
 @click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls that are timed.")
 @click.option("--top", type=click.IntRange(min=0), default=15, show_default=True, help="Steps to show; 0 shows all.")
 @click.option("--each", is_flag=True, help="A line for each step, where equal ones of equal layers would share one.")
+@chip_option
 @click.option("--by", type=click.Choice(ORDERS), default="gap", show_default=True, help="Order of the steps.")
 @click.argument("source", metavar="FILE.toml | pkg.mod:factory")
 @verbose_option
@@ -54,13 +58,14 @@ def profile(
     top: int,
     each: bool,
     by: str,
+    chip: str | None,
     store_path: str | None,
     human: bool,
     as_json: bool,
 ) -> None:
     """Call each signature of each program, and print of each step of its compiled graphs: seconds, share of the call, the part of the
     machine's rate that it reaches, what bounds it, what it fuses, and the line of the program it comes from. Steps with the largest gap
-    to what the machine could do come first.
+    to what the machine could do come first. Beside the time stands what was to be expected by the record of this machine's kind.
 
     What the store lacks is compiled into it. The machine's rates are measured first: a copy that no cache holds, and square products.
     """
@@ -68,14 +73,16 @@ def profile(
     plan = plan_of(source, (), mode, only)
     store = open_store(store_of(store_path, plan), readonly=False)
     found: list[Profile] = []
-    for one in profiles_of(out, plan, store, signature, calls):
+    for one in profiles_of(out, plan, store, signature, calls, chip_named(chip)):
         found.append(one)
         _print(out, one, top, by, each)
     out.data([data_of(item) for item in found])
     finish(0)
 
 
-def profiles_of(out: Output, plan: BuildFile, store: Store, signature: int | None, calls: int) -> Iterator[Profile]:
+def profiles_of(
+    out: Output, plan: BuildFile, store: Store, signature: int | None, calls: int, chip: Chip | None = None
+) -> Iterator[Profile]:
     """Of each signature of each program of a build file, or of the one with this number. Raises UsageError, and Failure with the user's
     lines where a program raises.
     """
@@ -91,7 +98,7 @@ def profiles_of(out: Output, plan: BuildFile, store: Store, signature: int | Non
         for number in numbers if signature is None else (signature,):
             out.note(f"{program.name}: signature {number} of {len(loaded.signatures)}")
             try:
-                found = run(loaded, number, store, calls=calls, mode=program.mode)
+                found = run(loaded, number, store, calls=calls, mode=program.mode, chip=chip)
             except Lost as error:
                 raise Failure(f"{program.name}, signature {number}: {error}") from error
             except PrecastError:
@@ -127,6 +134,14 @@ def data_of(profile: Profile) -> dict[str, Any]:
         },
         "peaks": asdict(profile.peaks),
         "unrecorded_graphs": profile.unrecorded,
+        "prediction": None
+        if profile.chip is None
+        else {
+            "chip": profile.chip.name,
+            "source": profile.chip.source,
+            "seconds": profile.predicted,
+            "median_of_measured": statistics.median(profile.errors) if profile.errors else None,
+        },
         "graphs": [
             {
                 "artifact": graph.artifact,
@@ -139,6 +154,7 @@ def data_of(profile: Profile) -> dict[str, Any]:
                     {
                         "seconds": step.seconds,
                         "least_seconds": step.least,
+                        "predicted_seconds": step.predicted,
                         "bound": step.bound,
                         **asdict(step.record),
                     }
@@ -165,6 +181,12 @@ class Row:
     @property
     def least(self) -> float:
         return sum(step.least for step in self.steps) * self.graph.runs
+
+    @property
+    def predicted(self) -> float | None:
+        """None where no chip's record predicts."""
+        known = [step.predicted for step in self.steps if step.predicted is not None]
+        return sum(known) * self.graph.runs if known else None
 
     @property
     def gap(self) -> float:
@@ -201,15 +223,27 @@ def _print(out: Output, profile: Profile, top: int, by: str, each: bool) -> None
     out.text(f"machine: {peaks.bytes / 1e9:.1f} GB/s in a copy{rates}")
     inside = f"in compiled graphs {_ms(profile.in_graphs)} ({profile.in_graphs / call:.0%} of a recorded call)"
     out.text(f"{inside}, outside of them {_ms(profile.outside)}")
+    if profile.chip is not None and profile.errors:
+        out.text(f"{_ms(profile.predicted or 0)} were to be expected of {_told(profile.chip)}; {believable(profile.errors)}")
     if profile.unrecorded:
         out.text(f"{many(profile.unrecorded, 'graph')} of whose steps nothing is known: branches that a graph calls, or not in the store")
     rows = sorted(rows_of(profile, each), key=_KEYS[by])
     shown = rows[:top] if top else rows
-    titles = ("TIME", "SHARE", "OF PEAK", "BOUND", "STEP", "WHAT", "SOURCE")
+    titles = ("TIME", "PREDICTED", "SHARE", "OF PEAK", "BOUND", "STEP", "WHAT", "SOURCE")
     out.table(titles, [_raw(row, call) for row in shown], [_human(row, call) for row in shown])
     if len(shown) < len(rows):
         rest = sum(row.seconds for row in rows) - sum(row.seconds for row in shown)
         out.note(f"{many(len(rows) - len(shown), 'further line')}, {_ms(rest)} together: --top 0 shows all, --by time the slowest first")
+
+
+def _told(chip: Chip) -> str:
+    return f"{chip.name} ({chip.source})"
+
+
+def believable(errors: Sequence[float]) -> str:
+    """How near predictions were, from the sorted quotients of predicted and measured seconds."""
+    low, middle, high = (errors[round(part * (len(errors) - 1))] for part in (0.25, 0.5, 0.75))
+    return f"predicted over measured {middle:.2f} in the median of {many(len(errors), 'step')}, {low:.2f} to {high:.2f} in half of them"
 
 
 _KEYS: dict[str, Callable[[Row], float]] = {"gap": lambda row: -row.gap, "time": lambda row: -row.seconds, "program": lambda row: 0}
@@ -218,14 +252,17 @@ _KEYS: dict[str, Callable[[Row], float]] = {"gap": lambda row: -row.gap, "time":
 def _raw(row: Row, call: float) -> tuple[Any, ...]:
     first = row.steps[0]
     sources = "; ".join(first.record.sources)
-    return f"{row.seconds:.9f}", f"{row.seconds / call:.4f}", f"{row.of_peak:.3f}", first.bound, row.place, what(first), sources
+    expected = f"{row.predicted:.9f}" if row.predicted is not None else ""
+    share = f"{row.seconds / call:.4f}"
+    return f"{row.seconds:.9f}", expected, share, f"{row.of_peak:.3f}", first.bound, row.place, what(first), sources
 
 
 def _human(row: Row, call: float) -> tuple[str, ...]:
     first, sources = row.steps[0], row.steps[0].record.sources
     more = f" (+{len(sources) - 1})" if len(sources) > 1 else ""
     source = sources[-1] + more if sources else ""
-    return _ms(row.seconds), f"{row.seconds / call:.1%}", f"{row.of_peak:.0%}", first.bound, row.place, what(first), source
+    expected, share = _ms(row.predicted) if row.predicted is not None else "", f"{row.seconds / call:.1%}"
+    return _ms(row.seconds), expected, share, f"{row.of_peak:.0%}", first.bound, row.place, what(first), source
 
 
 def what(step: StepProfile) -> str:

@@ -1,0 +1,87 @@
+"""The chips whose rates are known, and which stands for a target that is not at hand.
+
+Measured ones are what `precast rates` printed. Of the others only their makers' figures are known: they reach the parts of those that the
+H200 reaches of its own, by the same curves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from precast.lowering.analysis.chips import Chip, Curve
+
+H200 = Chip(
+    name="NVIDIA H200",
+    source="measured, torch 2.11",
+    units=132,
+    call=2.0e-6,
+    memory=Curve(((65536.0, 1e11), (1e6, 1e12), (3.0e7, 6.0e12), (2.0e8, 4.2e12))),
+    products={
+        "f64": Curve(((1e6, 1e11), (1e12, 5e13))),
+        "f32": Curve(((1e6, 1e11), (1e12, 5.1e13))),
+        "tf32": Curve(((1e6, 1e11), (1e12, 4e14))),
+        "bf16": Curve(((1e6, 1e11), (1e12, 7.6e14))),
+        "f16": Curve(((1e6, 1e11), (1e12, 7.6e14))),
+    },
+    loops={"f32": 2.5e13, "f64": 1.2e13},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A maker's figures: bytes a second of memory, operations a second at most; of tensor cores without sparsity, in `half` types with sums
+    in float32.
+    """
+
+    units: int
+    memory: float
+    f32: float
+    f64: float
+    tf32: float
+    half: float
+
+
+H200_SHEET = Sheet(units=132, memory=4.8e12, f32=67e12, f64=67e12, tf32=494e12, half=989e12)
+"""NVIDIA H200 SXM data sheet, tensor cores in double precision."""
+SHEETS: Mapping[str, tuple[str, Sheet]] = {
+    "NVIDIA A100": ("A100 80 GB SXM data sheet", Sheet(units=108, memory=2.039e12, f32=19.5e12, f64=19.5e12, tf32=156e12, half=312e12)),
+    "NVIDIA A10": ("A10 data sheet", Sheet(units=72, memory=0.6e12, f32=31.2e12, f64=0.49e12, tf32=62.5e12, half=125e12)),
+    "NVIDIA L40S": ("L40S data sheet", Sheet(units=142, memory=0.864e12, f32=91.6e12, f64=1.43e12, tf32=183e12, half=362e12)),
+    "NVIDIA H100": ("H100 SXM data sheet", Sheet(units=132, memory=3.35e12, f32=67e12, f64=67e12, tf32=494e12, half=989e12)),
+    "NVIDIA B200": ("HGX B200 data sheet", Sheet(units=148, memory=7.7e12, f32=75e12, f64=37e12, tf32=1.1e15, half=2.25e15)),
+}
+
+
+def _from_sheet(name: str, told: str, sheet: Sheet) -> Chip:
+    """A chip of the H200's curves, each scaled by the makers' figures."""
+    theirs = H200_SHEET
+    by = {kind: getattr(sheet, kind) / getattr(theirs, kind) for kind in ("f32", "f64", "tf32", "half")}
+    products = {kind: curve.scaled(by[kind if kind in by else "half"]) for kind, curve in H200.products.items()}
+    loops = {"f32": H200.loops["f32"] * by["f32"], "f64": H200.loops["f64"] * by["f64"]}
+    memory = H200.memory.scaled(sheet.memory / theirs.memory)
+    return Chip(name=name, source=f"{told}, by the parts that an H200 reaches of its own", units=sheet.units, call=H200.call,
+                memory=memory, products=products, loops=loops)  # fmt: skip
+
+
+CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (H200, *(_from_sheet(name, *told) for name, told in SHEETS.items()))}
+
+STANDS_FOR: Mapping[str, str] = {
+    "cuda:sm_80": "NVIDIA A100",
+    "cuda:sm_86": "NVIDIA A10",
+    "cuda:sm_89": "NVIDIA L40S",
+    "cuda:sm_90": "NVIDIA H100",
+    "cuda:sm_100": "NVIDIA B200",
+}
+"""The chip that a target's predictions are of where no other is asked for."""
+
+
+def chip_of(target: str, name: str = "") -> Chip | None:
+    """The chip that calls itself `name` ("NVIDIA H200", "NVIDIA A100-SXM4-80GB"), or else the one that stands for the target; None for a
+    target of which no chip is known.
+    """
+    named = next((chip for own, chip in CHIPS.items() if name.startswith(own)), None)
+    return named or CHIPS.get(STANDS_FOR.get(target, ""))
+
+
+__all__ = ["CHIPS", "chip_of"]
