@@ -175,7 +175,7 @@ def _seconds(device: str, run: Callable[[], object]) -> float:
     return _usual(device, found)
 
 
-def _on_host(run: Callable[[], object], repeat: int = 4) -> list[float]:
+def _on_host(run: Callable[[], object], repeat: int = 1) -> list[float]:
     began = time.perf_counter()
     for _ in range(repeat):
         run()
