@@ -80,8 +80,8 @@ def chip_of(target: str, name: str = "") -> Chip | None:
     """The chip that calls itself `name` ("NVIDIA H200", "NVIDIA A100-SXM4-80GB"), or else the one that stands for the target; None for a
     target of which no chip is known.
     """
-    named = next((chip for own, chip in CHIPS.items() if name.startswith(own)), None)
-    return named or CHIPS.get(STANDS_FOR.get(target, ""))
+    named = max((own for own in CHIPS if name.startswith(own)), key=len, default="")
+    return CHIPS.get(named) or CHIPS.get(STANDS_FOR.get(target, ""))
 
 
-__all__ = ["CHIPS", "chip_of"]
+__all__ = ["CHIPS", "STANDS_FOR", "chip_of"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
-from precast.cli.output import Failure, Output, errors_to_json, finish
+from precast.artifact_store.format.text import many
+from precast.cli.output import Failure, Output, errors_to_json, finish, json_option
+from precast.report.units import human_size
 
 if TYPE_CHECKING:
     from precast.lowering.analysis.chips import Chip
@@ -44,25 +46,49 @@ def chip_named(name: str | None) -> Chip | None:
     return (exact or found)[0]
 
 
+def chip_for(target: str, here: bool) -> Chip | None:
+    """The chip whose record predicts times of an artifact for this target: that of this machine where it runs `here`, or is made for this
+    very CPU, else the one that stands for the target. None where none is known.
+    """
+    from precast.lowering.analysis.chip_records import chip_of
+    from precast.profiling.chip_rates import chip_here
+    from precast.runtime.targets.cpu import native_target
+    from precast.target_registry import family_of
+
+    on_host = family_of(target).on_host
+    found = chip_here("cpu" if on_host else target.partition(":")[0]) if here or target == native_target() else None
+    return found or chip_of(target)
+
+
 @click.command(short_help="Measure what this machine does in a second, for predictions.")
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda", help="What to measure.")
+@json_option
 @errors_to_json
-def rates(device: str) -> None:
-    """Measure this machine, and print its record as JSON: bytes a second by how much is touched, operations a second of products by
-    type and size, simple operations a second of generated code, and what a step costs at least. Takes half a minute, on an idle machine.
+def rates(device: str, as_json: bool) -> None:
+    """Measure this machine: bytes a second by how much is touched, operations a second of products by type and size, simple operations a
+    second of generated code, and what a step costs at least. Takes half a minute, and an idle machine.
 
-    `--chip FILE` of show, profile and report predicts times by such a record.
+    With --json it prints the record from which `--chip FILE.json` of show, profile and report predicts times.
     """
     from precast.lowering.analysis.chips import to_data
     from precast.profiling.chip_rates import measured_chip
 
-    out = Output(as_json=True)
+    out = Output(as_json)
     try:
-        found: dict[str, Any] = to_data(measured_chip(device, out.note))
+        found = measured_chip(device, out.note)
     except (RuntimeError, AssertionError) as error:
-        raise Failure(f"{device} cannot be measured: {str(error).splitlines()[0]}") from error
-    out.data(found)
+        raise Failure(f"{device} cannot be measured: {' '.join(str(error).split())}") from error
+    out.data(to_data(found))
+    out.text(f"{found.name}, {many(found.units, 'unit')}: {found.source}")
+    out.text(f"a step costs {found.call * 1e6:.2f} µs at least")
+    for amount, rate in found.memory.points:
+        out.text(f"{human_size(int(amount))} touched\t{rate / 1e9:.1f} GB/s")
+    for name, curve in found.products.items():
+        amount, rate = max(curve.points, key=lambda point: point[1])
+        out.text(f"products in {name}\t{rate / 1e9:.0f} GFLOP/s, of {amount:.1g} operations")
+    for name, rate in found.loops.items():
+        out.text(f"loops in {name}\t{rate / 1e9:.0f} G simple operations/s")
     finish(0)
 
 
-__all__ = ["chip_named", "chip_option", "rates"]
+__all__ = ["chip_for", "chip_named", "chip_option", "rates"]

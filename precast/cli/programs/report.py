@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from precast.artifact_store import RecordError, Store
 from precast.artifact_store.format.text import many
 from precast.cli.output import Failure, Output, errors_to_json, file_store_option, finish, json_option, named, open_store, verbose_option
 from precast.cli.programs.build_commands import each_signature, plan_of, replay_of, store_of
+from precast.cli.programs.chips import chip_for, chip_named, chip_option
 from precast.cli.programs.profile import profiles_of
 from precast.cli.store.show import find
 from precast.report.units import human_size
@@ -34,6 +36,7 @@ _ID = re.compile(r"[0-9a-fA-F]{1,64}")
 @click.option("--signature", type=click.IntRange(min=1), help="Only this signature of each program, counted from 1.")
 @click.option("--mode", metavar="MODE", help="Compile mode, instead of the file's. CUDA graphs are left out in any.")
 @click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls that are timed.")
+@chip_option
 @click.option("--no-run", is_flag=True, help="Do not compile or call anything: pages of what the store has, without times.")
 @verbose_option
 @file_store_option
@@ -46,6 +49,7 @@ def report(
     signature: int | None,
     mode: str | None,
     calls: int,
+    chip: str | None,
     no_run: bool,
     store_path: str | None,
     as_json: bool,
@@ -57,6 +61,7 @@ def report(
     page is whole: it loads nothing from anywhere. Needs the extra `report`.
     """
     out = Output(as_json)
+    chosen = chip_named(chip)
     _check_installed()
     _check_writable(Path(output))
     if _ID.fullmatch(source):
@@ -68,7 +73,7 @@ def report(
         plan = plan_of(source, (), mode, only)
         store = open_store(store_of(store_path, plan), readonly=no_run)
         shown = list(_stored(out, plan, store, signature) if no_run else _called(out, plan, store, signature, calls))
-    text = _page(store, shown)
+    text = _page(store, [replace(one, chip=chosen or chip_for(one.manifest.target, one.measured is not None)) for one in shown])
     try:
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:

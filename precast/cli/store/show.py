@@ -21,6 +21,8 @@ from precast.cli.output import (
     open_store,
     store_option,
 )
+from precast.cli.programs.chips import chip_option
+from precast.cli.store.predicted_steps import print_steps
 from precast.report.kernel_images import images
 from precast.report.recorded import kept, steps
 from precast.report.signers import signers_data, signers_text
@@ -35,15 +37,28 @@ LISTED = 12
 @click.argument("artifact", metavar="ID")
 @click.option("--guards", is_flag=True, help="Print every guard, and the inlined code whose change would miss.")
 @click.option("--source", is_flag=True, help="Print the generated host program and kernels.")
+@click.option("--steps", "as_steps", is_flag=True, help="Print each step of the graphs: its work, and its time as it is to be expected.")
+@chip_option
 @click.option("--sbom", type=click.Choice(["cyclonedx", "spdx"]), help="Print what it is made of: CycloneDX 1.6 or SPDX 2.3, as JSON.")
 @store_option
 @human_option
 @json_option
 @errors_to_json
-def show(artifact: str, guards: bool, source: bool, sbom: str | None, store_path: str | None, human: bool, as_json: bool) -> None:
+def show(
+    artifact: str,
+    guards: bool,
+    source: bool,
+    as_steps: bool,
+    chip: str | None,
+    sbom: str | None,
+    store_path: str | None,
+    human: bool,
+    as_json: bool,
+) -> None:
     """Show one artifact. ID may be shortened to its first characters.
 
-    Without options: target, versions, options, guards by kind, graphs, blobs, frames, evidence and provenance.
+    Without options: target, versions, options, guards by kind, graphs, blobs, frames, evidence and provenance. Times of --steps are
+    predicted: for the GPU that stands for the target's architecture, or for --chip, and need neither that device nor a run.
     """
     out = Output(as_json, human)
     store = open_store(store_path, existing=True)
@@ -51,6 +66,9 @@ def show(artifact: str, guards: bool, source: bool, sbom: str | None, store_path
     try:
         if sbom is not None:
             print_sbom(store, manifest, sbom)
+            finish(0)
+        if as_steps:
+            print_steps(out, store, manifest, chip)
             finish(0)
         if as_json:
             out.data(_record(store, manifest))

@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from precast.artifact_store import GraphRecord, Manifest, Store
+from precast.codegen.common.predictions import predictions
 from precast.codegen.common.step_records import STEPS, StepRecord, from_json
+from precast.lowering.analysis.chips import Chip
+from precast.lowering.analysis.predicted_time import Predicted
 from precast.report.page.code_parts import functions_called, functions_of, host_lines
 from precast.report.page.graphs import drawings, title
 from precast.report.page.guard_words import guard_kinds
@@ -55,11 +58,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Shown:
-    """One artifact of a page. `label`: what to call it beside others ("encoder, signature 1")."""
+    """One artifact of a page. `label`: what to call it beside others ("encoder, signature 1"). `chip`: the one that times are predicted
+    for; None where none is known.
+    """
 
     manifest: Manifest
     label: str
     measured: Measured | None = None
+    chip: Chip | None = None
 
 
 def facts(store: Store, shown: Shown) -> dict[str, Any]:
@@ -89,8 +95,10 @@ def facts(store: Store, shown: Shown) -> dict[str, Any]:
         "evidence": _plain(manifest.evidence),
         "provenance": _plain(manifest.provenance),
         "measured": _measured(timed),
+        "prediction": {"chip": shown.chip.name, "source": shown.chip.source} if shown.chip is not None else None,
         "graphs": [
-            _graph(store, role, manifest.graphs[role], timed.graphs.get((manifest.artifact_id, role)) if timed else None) for role in roles
+            _graph(store, role, manifest.graphs[role], timed.graphs.get((manifest.artifact_id, role)) if timed else None, shown.chip)
+            for role in roles
         ],
     }
 
@@ -101,7 +109,7 @@ def _measured(measured: Measured | None) -> dict[str, Any] | None:
     return {name: value for name, value in vars(measured).items() if name != "graphs"}
 
 
-def _graph(store: Store, role: str, graph: GraphRecord, times: GraphTimes | None) -> dict[str, Any]:
+def _graph(store: Store, role: str, graph: GraphRecord, times: GraphTimes | None, chip: Chip | None) -> dict[str, Any]:
     data = store.blob(graph.blobs[STEPS]) if STEPS in graph.blobs else None
     steps = from_json(data) if data is not None else ()
     schedule = parsed(_text(store, graph, "schedule"), steps)
@@ -111,10 +119,13 @@ def _graph(store: Store, role: str, graph: GraphRecord, times: GraphTimes | None
     drawing = drawings(steps) if steps else {"layers": (), "folded": None, "full": None}
     memory = over_time(steps, schedule.inputs, schedule.results)
     place = {source: number for number, source in enumerate(sources)}
+    expected = predictions(steps, chip) if chip is not None else [None] * len(steps)
     return {
         "role": role,
         "steps": [
-            _step(step, own, [place[source] for source in step.sources], times.steps[number] if times is not None else None)
+            _step(
+                step, own, [place[source] for source in step.sources], times.steps[number] if times is not None else None, expected[number]
+            )
             for number, (step, own) in enumerate(zip(steps, called, strict=True))
         ],
         "runs": times.runs if times is not None else None,
@@ -137,7 +148,9 @@ def _text(store: Store, graph: GraphRecord, role: str) -> str:
     return data.decode(errors="replace") if data is not None else ""
 
 
-def _step(step: StepRecord, functions: Sequence[int], sources: Sequence[int], took: StepTime | None) -> dict[str, Any]:
+def _step(
+    step: StepRecord, functions: Sequence[int], sources: Sequence[int], took: StepTime | None, expected: Predicted | None
+) -> dict[str, Any]:
     return {
         "kind": step.kind,
         "name": step.name,
@@ -152,6 +165,7 @@ def _step(step: StepRecord, functions: Sequence[int], sources: Sequence[int], to
         "arithmetic": step.arithmetic,
         "products": step.products,
         "functions": functions,
+        **({"predicted": round(expected.seconds, 10), "limit": expected.bound} if expected is not None else {}),
         **({"seconds": round(took.seconds, 10), "least": round(took.least, 10), "bound": took.bound} if took is not None else {}),
     }
 

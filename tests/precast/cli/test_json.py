@@ -14,6 +14,7 @@ import precast.cli.programs.demo
 from precast.artifact_store import Store
 from precast.cli.main import COMMANDS, main
 from precast.cli.programs.demo import ChildReport
+from precast.lowering.analysis.chip_records import CHIPS
 from tests.artifact_store.sample import fill
 
 BUILD = "tests.precast.cli.app:sine"
@@ -47,6 +48,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "options": (),
     "tune": (BUILD,),
     "profile": (BUILD,),
+    "rates": (),
     "report": ("ID", "-o", "PAGE"),
     "demo": (),
     "bench": (),
@@ -74,6 +76,8 @@ def test_every_command_prints_json(
     if name == "demo":  # two processes with a real model: test_the_demo runs them
         report = ChildReport(1.0, 1.0, 1.0, 1.0, 1, 0.0, 0.0, [("a", "b", 1.0)])
         monkeypatch.setattr(precast.cli.programs.demo, "_run_child", lambda kind, folder: report)
+    if name == "rates":  # half a minute: tests/precast/profiling has its parts
+        monkeypatch.setattr("precast.profiling.chip_rates.measured_chip", lambda device, say: CHIPS["NVIDIA A100"])
     if name == "bench":  # of an hour: tests/benchmarks has its parts
         monkeypatch.setattr(precast, "__file__", str(tmp_path / "precast" / "__init__.py"))
         (tmp_path / "benchmarks").mkdir()

@@ -19,6 +19,9 @@ from precast.artifact_store import Store
 from precast.building.build_file import Loaded, ProgramSpec
 from precast.cli.main import main
 from precast.codegen.common.step_records import STEPS, StepRecord, from_json, to_json
+from precast.lowering.analysis.chips import from_data as chip_from_data
+from precast.lowering.analysis.chips import to_data
+from precast.profiling.chip_rates import measured_chip
 from precast.profiling.marks import Lost, Recorder
 from precast.profiling.peaks import Peaks
 from precast.profiling.profiler import Profile, profile
@@ -203,13 +206,28 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         and set(answer["seconds"]) == {"call", "eager", "recorded", "graphs", "outside"}
     )
     rows = [line.split("\t") for line in said("--top", "1").splitlines() if "\t" in line]
-    assert len(rows) == 1 and len(rows[0]) == 7
+    assert len(rows) == 1 and len(rows[0]) == 8
+    (foretold,) = json.loads(said("--json", "--chip", "a100"))
+    assert foretold["prediction"]["chip"] == "NVIDIA A100" and foretold["prediction"]["median_of_measured"] > 0
+    assert foretold["prediction"]["seconds"] == pytest.approx(sum(step["predicted_seconds"] for step in foretold["graphs"][0]["steps"]))
+    assert "were to be expected of NVIDIA A100" in said("--chip", "a100")
 
 
 def test_a_signature_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["profile", "tests.precast.cli.app:sine", "--signature", "3", "--store", str(tmp_path)], prog_name="precast")
     assert ended.value.code == 2 and "has 1 signature; there is no 3" in capsys.readouterr().err
+
+
+def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By fewer and shorter runs than a real measurement has."""
+    short = {"_LONG": 0.0, "_MOVED_ON_HOST": (1 << 12, 1 << 20), "_SIDES_ON_HOST": (16, 64)}
+    for name, value in {**short, "TYPES": {"f32": torch.float32, "f64": torch.float64}}.items():
+        monkeypatch.setattr(f"precast.profiling.chip_rates.{name}", value)
+    chip = measured_chip("cpu")
+    assert chip_from_data(json.loads(json.dumps(to_data(chip)))) == chip and chip.units == torch.get_num_threads()
+    assert 0 < chip.call < 1e-3 and 1e7 < chip.memory(1 << 20) < 1e13 and 1e5 < chip.product_rate("f32", 2 * 64**3) < 1e14
+    assert all(1e7 < rate < 1e14 for rate in chip.loops.values())
 
 
 def raises(x: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ function showStep() {
     ['moves', bytes(step.bytes)],
     ...(step.operations ? [['computes', `${operations(step.operations)} operations`]] : []),
     ...(step.operations && step.bytes ? [['intensity', `${(step.operations / step.bytes).toPrecision(2)} per byte`]] : []),
+    ...(step.predicted !== undefined ? [['expected', `${seconds(step.predicted)}, mostly ${LIMITS[step.limit]}`]] : []),
     ...(step.seconds !== undefined ? [['takes', `${seconds(step.seconds)} (${percent(state.shares.parts[state.step])})`], ['reaches', `${percent(step.least / step.seconds)} of the roofline, bound by ${step.bound}`]] : []),
   ];
   const others = state.lit.size > 1 ? el('p', { class: 'dim' }, `One of ${state.lit.size} steps that light up.`) : null;

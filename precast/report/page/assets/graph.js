@@ -179,7 +179,7 @@ function drawLegend() {
   const there = new Set(graph().steps.map((step) => step.kind));
   replace(byId('legend'), Object.entries(kinds).filter(([kind]) => there.has(kind)).map(([kind, text]) => el('span', {}, el('i', { class: `${kind} swatch` }), text)),
     drawing() && drawing().arrows.some((arrow) => !arrow[2]) ? el('span', {}, 'arrows of steps with very many readers show when chosen') : null,
-    el('span', {}, state.shares.timed ? 'bar: share of the time' : 'bar: share of the bytes'));
+    el('span', {}, state.shares.timed ? 'bar: share of the time' : state.shares.expected ? 'bar: share of the expected time' : 'bar: share of the bytes'));
 }
 
 when('graph', () => { shownTurns = ''; drawGraph(); drawLegend(); });

@@ -34,6 +34,8 @@ function seconds(value) {
   if (value >= 1e-3) return `${(value * 1e3).toPrecision(3)} ms`;
   return value >= 1e-6 ? `${(value * 1e6).toPrecision(3)} µs` : `${Math.round(value * 1e9)} ns`;
 }
+/** What the expected time of a step goes into, for people. */
+const LIMITS = { memory: 'to move its bytes', compute: 'to compute', call: 'to be called' };
 /** Who computes a library call, for people. */
 const LIBRARIES = { aten: 'ATen', onednn: 'oneDNN', own: 'our product for few rows', generated: 'generated code', winograd: 'our Winograd convolution', flash: 'flash attention', efficient: 'memory-efficient attention', parts: 'oneDNN, in parts', linear: 'oneDNN, packed' };
 const library = (how) => LIBRARIES[how] || how;

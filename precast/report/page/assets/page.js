@@ -13,6 +13,7 @@ function drawHead() {
   const cards = [
     ...(measured ? [['lead', seconds(measured.call), `a call of the program; eager ${seconds(measured.eager)}, which is ${(measured.eager / measured.call).toPrecision(3)} times as long`],
       ['', percent(Math.min(1, measured.in_graphs / measured.recorded)), 'of a call is spent in compiled graphs; the rest is guards, Python and what runs eagerly']] : []),
+    ...(own.prediction && steps.length ? [[measured ? '' : 'lead', seconds(sum(steps.map((step) => step.predicted || 0))), `to be expected of ${own.prediction.chip}${measured ? `, where ${seconds(sum(steps.map((step) => step.seconds || 0)))} were measured` : ''}`]] : []),
     ['', many(kernels, 'kernel'), `and ${many(steps.length - kernels, 'library call')}${graphs.length > 1 ? `, in ${graphs.length} graphs` : ''}`],
     ['', bytes(sum(steps.map((step) => step.bytes))), 'read and written a call, at the least'],
     ['', operations(flops), 'operations a call'],

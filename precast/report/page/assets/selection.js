@@ -47,13 +47,14 @@ function walk(by) {
   if (count) choose([state.step === null ? (by > 0 ? 0 : count - 1) : Math.min(count - 1, Math.max(0, state.step + by))], 'keys');
 }
 
-/** The part of the whole that each step is: of the time where that was measured, else of the bytes. */
+/** The part of the whole that each step is: of the time that was measured, or else is to be expected, or else of the bytes. */
 function shares(steps) {
   const timed = steps.some((step) => step.seconds !== undefined);
-  const values = steps.map((step) => (timed ? step.seconds : step.bytes));
+  const expected = steps.some((step) => step.predicted !== undefined);
+  const values = steps.map((step) => (timed ? step.seconds : expected ? step.predicted : step.bytes));
   const total = sum(values) || 1;
   const parts = values.map((value) => value / total);
-  return { timed, parts, most: Math.max(...parts, 1e-12) };
+  return { timed, expected, parts, most: Math.max(...parts, 1e-12) };
 }
 
 /** For each step, the layer that it is in and its place there; null outside of layers. */

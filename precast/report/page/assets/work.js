@@ -1,6 +1,6 @@
 // What each step has to do, and how near it comes to what the machine could do: the roofline, and a table.
 
-const ORDERS = { step: (row) => row.first, what: null, bytes: (row) => -row.bytes, operations: (row) => -row.operations, seconds: (row) => -row.seconds, gap: (row) => -(row.seconds - row.least), peak: (row) => row.least / row.seconds };
+const ORDERS = { step: (row) => row.first, what: null, bytes: (row) => -row.bytes, operations: (row) => -row.operations, predicted: (row) => -row.predicted, seconds: (row) => -row.seconds, gap: (row) => -(row.seconds - row.least), peak: (row) => row.least / row.seconds };
 const work = { order: 'bytes', each: false, all: false };
 const SHOWN = 30;
 
@@ -11,10 +11,11 @@ function rowsOf() {
   steps.forEach((step, number) => {
     const at = work.each ? null : layerOf(number);
     const key = at ? layers[at.place].first + at.off : number;
-    const row = found.get(key) || { first: key, steps: [], bytes: 0, operations: 0, seconds: 0, least: 0 };
+    const row = found.get(key) || { first: key, steps: [], bytes: 0, operations: 0, predicted: 0, seconds: 0, least: 0 };
     row.steps.push(number);
     row.bytes += step.bytes;
     row.operations += step.operations || 0;
+    row.predicted += step.predicted || 0;
     row.seconds += step.seconds || 0;
     row.least += step.least || 0;
     found.set(key, row);
@@ -24,14 +25,16 @@ function rowsOf() {
 
 function drawWork() {
   const { steps, runs } = graph();
-  const { timed } = state.shares;
-  const measured = artifact().measured;
-  byId('work-title').textContent = timed ? 'Time, and what the machine could do' : 'Work';
-  replace(byId('work-hint'), timed
+  const { timed, expected } = state.shares;
+  const { measured, prediction } = artifact();
+  byId('work-title').textContent = timed ? 'Time, and what the machine could do' : expected ? 'Work, and the time to be expected' : 'Work';
+  const foretold = expected ? `Expected times are by the record of ${prediction.chip} (${prediction.source}): what a call costs, and the longer of moving the bytes, faster from caches, and computing. ` : '';
+  replace(byId('work-hint'), foretold, timed
     ? `Median times of each step where it lies in a call${runs && runs !== 1 ? `, which runs this graph ${runs} times` : ''}. The roofline is the least time that the bytes and operations of a step allow on this machine: ${bytes(measured.bytes_rate)}/s in a copy${Object.entries(measured.product_rates).map(([name, rate]) => `, ${operations(rate)}FLOP/s in ${name} products`).join('')}. Above 100% a cache holds what the step reads, or the machine had other work while its rates were measured.`
     : ['What each step has to read, write and compute at the least. Nothing was run for this page: made from a build file, ', el('code', {}, 'precast report FILE -o page.html'), ' times each step as well.']);
   if (timed && ['step', 'bytes'].includes(work.order)) work.order = 'gap';
-  if (!timed && !['step', 'bytes', 'operations'].includes(work.order)) work.order = 'bytes';
+  if (!timed && !['step', 'bytes', 'operations', ...(expected ? ['predicted'] : [])].includes(work.order)) work.order = 'bytes';
+  if (!timed && expected && work.order === 'bytes') work.order = 'predicted';
   drawRoof();
   drawTable();
   byId('work').hidden = !steps.length;
@@ -39,11 +42,13 @@ function drawWork() {
 
 function drawTable() {
   const { steps, sources } = graph();
-  const { timed } = state.shares;
+  const { timed, expected } = state.shares;
+  const main = timed ? 'seconds' : expected ? 'predicted' : 'bytes';
   const rows = rowsOf().sort((a, b) => ORDERS[work.order](a) - ORDERS[work.order](b));
-  const total = { bytes: sum(steps.map((step) => step.bytes)), seconds: sum(steps.map((step) => step.seconds || 0)) };
-  const most = Math.max(...rows.map((row) => (timed ? row.seconds : row.bytes)), 1e-12);
-  const columns = [['step', 'Step', 'at'], ['what', 'What', 'what'], ['bytes', 'Bytes', timed ? 'num wide-only' : 'num'], ['operations', 'Operations', 'num wide-only'],
+  const total = { bytes: sum(steps.map((step) => step.bytes)), predicted: sum(steps.map((step) => step.predicted || 0)), seconds: sum(steps.map((step) => step.seconds || 0)) };
+  const most = Math.max(...rows.map((row) => row[main]), 1e-12);
+  const columns = [['step', 'Step', 'at'], ['what', 'What', 'what'], ['bytes', 'Bytes', main === 'bytes' ? 'num' : 'num wide-only'], ['operations', 'Operations', 'num wide-only'],
+    ...(expected ? [['predicted', 'Expected', timed ? 'num wide-only' : 'num']] : []),
     ...(timed ? [['seconds', 'Time', 'num'], ['peak', 'Of roofline', 'num'], ['gap', 'Could gain', 'num wide-only']] : [])];
   const head = el('tr', {}, columns.map(([name, text, kind]) => el('th', { class: kind, 'aria-sort': name === work.order ? 'ascending' : null },
     ORDERS[name] ? el('button', { type: 'button', onclick: () => { work.order = name; drawTable(); lightWork(); } }, text, name === work.order ? ' ▾' : '') : text)));
@@ -52,8 +57,8 @@ function drawTable() {
     const step = steps[row.first];
     const line = step.sources.length ? sources[step.sources[step.sources.length - 1]] : '';
     const bar = el('span', { class: 'bar-of' });
-    bar.style.width = `${Math.max(1, 100 * (timed ? row.seconds : row.bytes) / most)}%`;
-    const cells = { step: [row.first, row.steps.length > 1 ? ` ×${row.steps.length}` : ''], what: [el('i', { class: `${step.kind} swatch` }), step.title, el('div', { class: 'where' }, line)], bytes: [bytes(row.bytes), timed ? '' : bar], operations: [row.operations ? operations(row.operations) : '–'], seconds: [seconds(row.seconds), ` ${percent(row.seconds / (total.seconds || 1))}`, bar], peak: [percent(row.least / (row.seconds || 1)), el('div', { class: 'dim' }, step.bound)], gap: [seconds(Math.max(0, row.seconds - row.least))] };
+    bar.style.width = `${Math.max(1, 100 * row[main] / most)}%`;
+    const cells = { step: [row.first, row.steps.length > 1 ? ` ×${row.steps.length}` : ''], what: [el('i', { class: `${step.kind} swatch` }), step.title, el('div', { class: 'where' }, line)], bytes: [bytes(row.bytes), main === 'bytes' ? bar : ''], operations: [row.operations ? operations(row.operations) : '–'], predicted: [seconds(row.predicted), timed ? '' : [` ${percent(row.predicted / (total.predicted || 1))}`, bar], timed ? '' : el('div', { class: 'dim' }, step.limit)], seconds: [seconds(row.seconds), ` ${percent(row.seconds / (total.seconds || 1))}`, bar], peak: [percent(row.least / (row.seconds || 1)), el('div', { class: 'dim' }, step.bound)], gap: [seconds(Math.max(0, row.seconds - row.least))] };
     return el('tr', { class: 'pick', tabindex: 0, 'data-steps': row.steps.join(','), onclick: () => choose(row.steps, 'table'), onkeydown: (event) => { if (event.key === 'Enter') choose(row.steps, 'table'); } }, columns.map(([name, , kind]) => el('td', { class: kind }, cells[name])));
   });
   const foot = [];
