@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ class CodegenOptions:
     freeze: bool = False
     """Weights may be packed once per binding, in a library's own layout."""
     max_autotune: bool = False
-    """Every choice is measured anew, for as long as it takes."""
+    """Every choice is measured anew."""
+    max_autotune_seconds: float = math.inf
+    """How long that may take for one graph; what it leaves takes the default."""
     sanitize: str = ""
     """Sanitizers for generated C++ ("address,undefined")."""
     measure: bool = True

@@ -115,7 +115,15 @@ class CpuCompilation:
 def compilation(target: str, options: CodegenOptions, context: CompileContext) -> CpuCompilation:
     """With a chooser that measures where code for this machine's own CPU is made."""
     measure = options.measure and target == NATIVE
-    chooser = Chooser(context.tuning, measure, options.max_autotune, takes_bfloat16(target), alone=context.alone, missing=context.missing)
+    chooser = Chooser(
+        context.tuning,
+        measure,
+        options.max_autotune,
+        takes_bfloat16(target),
+        alone=context.alone,
+        missing=context.missing,
+        seconds=options.max_autotune_seconds,
+    )
     return CpuCompilation(target, options, context, chooser)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import time
@@ -66,7 +67,7 @@ class Chooser:
     """Answers "which implementation", from given tuning records, this process's memory, or a short measurement.
 
     `measure`: without it, what other programs of this process measured counts for nothing: the same input gives the same program.
-    `thorough`: measures each call anew, with more rounds, and never runs out of time. `bfloat16`: oneDNN takes it on the target.
+    `thorough`: measures each call anew, with more rounds, for `seconds` at most. `bfloat16`: oneDNN takes it on the target.
     `alone()`: each measurement is made in it. `missing`: what the torch at hand lacks of what library calls need.
     """
 
@@ -78,6 +79,7 @@ class Chooser:
     spent_s: float = 0.0
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
     missing: frozenset[str] = frozenset()
+    seconds: float = math.inf
 
     def worth_it(self, elements: int) -> bool:
         """Whether a product with a weight of so many elements is to be measured."""
@@ -111,7 +113,7 @@ class Chooser:
         """A race that was not disturbed; None where each attempt was, or no time is left."""
         calls: dict[str, Callable[[], object]] | None = None
         for _ in range(ATTEMPTS):
-            if not thorough and self.spent_s >= BUDGET_S:
+            if self.spent_s >= (self.seconds if thorough else BUDGET_S):
                 break
             calls = candidates() if calls is None else calls
             began, before = time.perf_counter(), preemptions()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,22 +55,36 @@ class Lab:
     workers: int = 8
     seconds: float = 0.25
     """Spent on measuring one problem, besides compiling its candidates."""
+    limit: float = math.inf
+    """Seconds of all that is answered, compiling candidates included, after which nothing is measured any more."""
+    spent: float = 0.0
     swept: torch.Tensor | None = field(default=None, repr=False)
 
     def measure(self, problem: Problem) -> Record | None:
         """Times the candidates of one problem that run and agree with the default. Raises RuntimeError where that does not run."""
-        usable = self.agreeing(problem.calls(), problem.default) if problem.calls is not None else self.launches(problem)
+        usable = self._usable(problem)
         if problem.default not in usable:
             raise RuntimeError(f"{problem.default} does not run on this device, for {problem.key}")
         return {**decide(self.race(usable), problem.default), "device": torch.cuda.get_device_name()}
 
+    def _usable(self, problem: Problem) -> dict[str, Call]:
+        if problem.calls is not None:
+            return self.agreeing(problem.calls(), problem.default)
+        return self.sequences(problem) if problem.ways else self.launches(problem)
+
     def answer(self, problem: Problem) -> Record | None:
-        """As `measure`, for a build: what cannot be measured is logged, and the default is taken."""
+        """As `measure`, for a build: what cannot be measured, or not in the time that is left, is logged, and the default is taken."""
+        if self.spent >= self.limit:
+            log.info("not measured, as the time for it is spent: %s", problem.key)
+            return None
+        began = time.perf_counter()
         try:
             return self.measure(problem)
         except RuntimeError as error:
             log.warning("not measured: %s", error)
             return None
+        finally:
+            self.spent += time.perf_counter() - began
 
     def agreeing(self, calls: Mapping[str, Call], default: str) -> dict[str, Call]:
         """The library calls that run and give what the default gives; none where that does not run. The default comes first."""
@@ -113,6 +129,24 @@ class Lab:
         if problem.library:
             calls[LIBRARY] = _in_turn(problem, dict(zip(map(id, rest), cubins[len(names) :], strict=True)), tensors)
         written = {a.buffer for kernel in problem.kernels.values() for a in kernel.arguments if a.kind == "buffer"}
+        return self._agreeing_over(problem, calls, tensors, written)
+
+    def sequences(self, problem: Problem) -> dict[str, Call]:
+        """As `launches`, of ways that are several kernels in turn."""
+        every = [kernel for way in problem.ways.values() for kernel in way]
+        cubins = dict(zip(map(id, every), candidate_images(every, self.arch, self.workers), strict=True))
+        tensors = {b.name: _tensor(b) for b in problem.buffers}
+        calls: dict[str, Call | None] = {}
+        for name, way in problem.ways.items():
+            own = {**tensors, **{b.name: _tensor(b) for b in problem.temporaries.get(name, ())}}
+            steps = [launch(kernel, cubins[id(kernel)], own) for kernel in way]
+            calls[name] = None if None in steps else partial(_all, [step for step in steps if step is not None])
+        return self._agreeing_over(problem, calls, tensors, set(tensors))
+
+    def _agreeing_over(
+        self, problem: Problem, calls: Mapping[str, Call | None], tensors: Mapping[str, torch.Tensor], written: Collection[str]
+    ) -> dict[str, Call]:
+        """The calls that run and leave in `tensors` what the default leaves there."""
         start = {name: tensor.clone() for name, tensor in tensors.items()}
         found: dict[str, Call] = {}
         wanted: dict[str, torch.Tensor] = {}
@@ -160,6 +194,10 @@ class Lab:
             cache = int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 64 << 20))
             self.swept = torch.empty(2 * cache, dtype=torch.uint8, device="cuda")
         return self.swept.zero_
+
+
+def _all(calls: Sequence[Call]) -> object:
+    return [call() for call in calls]
 
 
 def said(error: Exception) -> str:
@@ -254,11 +292,11 @@ def _agrees(got: torch.Tensor, want: torch.Tensor) -> bool:
     return bool(error <= AGREE * scale + 1e-12)
 
 
-def lab_for(target: str) -> Lab:
-    """The lab of this machine's current device. Raises RuntimeError where it is none of the target's architecture."""
+def lab_for(target: str, limit: float = math.inf) -> Lab:
+    """The lab of this machine's current device, for `limit` seconds. Raises RuntimeError where it is none of the target's architecture."""
     if not torch.cuda.is_available():
         raise RuntimeError("this machine has no GPU that torch can use")
     major, minor = torch.cuda.get_device_capability()
     if target != f"cuda:sm_{major}{minor}":
         raise RuntimeError(f"this machine's GPU is of architecture sm_{major}{minor}, not {target.removeprefix('cuda:')}")
-    return Lab(target.removeprefix("cuda:"), os.cpu_count() or 1)
+    return Lab(target.removeprefix("cuda:"), os.cpu_count() or 1, limit=limit)

@@ -13,6 +13,7 @@ from functools import partial
 from precast.codegen.common.compiled_graph import CompiledGraph, Image, evidence, input_records, output_records, plain_size
 from precast.codegen.common.library_steps import RunStep
 from precast.codegen.common.options import CodegenOptions, CompileContext
+from precast.codegen.common.predictions import dearest_first
 from precast.codegen.common.selection import Selection, Stages, library_owned, run_stages
 from precast.codegen.common.step_records import step_records
 from precast.codegen.common.toolchain import compiling
@@ -24,6 +25,7 @@ from precast.codegen.cuda.host import CudaHostWriter, Launch, kernel_table
 from precast.codegen.cuda.library_calls import writes_in_place
 from precast.codegen.cuda.rows_launch import Rows
 from precast.codegen.cuda.select_library import expand
+from precast.codegen.cuda.split_choice import measured_splits
 from precast.codegen.cuda.tuning import CudaChooser
 from precast.codegen.host.templates import ERROR
 from precast.codegen.triton.build.cubin import registers
@@ -62,6 +64,8 @@ class CudaCompilation:
         selection = run_stages(scheduled, stages(self.chooser, self.context.frees_inputs))
         program, steps, prepare = selection.program, selection.steps, selection.prepare
         buffers, every = program.buffers, (*steps, *prepare)
+        if self.chooser.measure is not None:
+            _ask_tilings(program, every, self.chooser, self.target)
         rendered = {
             s.name: render(s, buffers, self.chooser.tilings(s, buffers), self.chooser.traits) for s in every if isinstance(s, Kernel)
         }
@@ -103,8 +107,8 @@ class CudaCompilation:
 
 def passes_by(chooser: CudaChooser) -> Mapping[str, Pass]:
     """What `CudaCompilation.passes` are with this chooser."""
-    products = measured_products(chooser)
-    return {} if products is None else {"products in kernels": products}
+    found = {"products in kernels": measured_products(chooser), "gpu reductions": measured_splits(chooser)}
+    return {name: own for name, own in found.items() if own is not None}
 
 
 def compilation(target: str, options: CodegenOptions, context: CompileContext) -> CudaCompilation:
@@ -112,7 +116,7 @@ def compilation(target: str, options: CodegenOptions, context: CompileContext) -
     chooser = CudaChooser(context.tuning, traits=traits_of(target))
     if options.max_autotune:
         try:
-            chooser.measure = lab_for(target).answer
+            chooser.measure = lab_for(target, options.max_autotune_seconds).answer
         except RuntimeError as error:
             log.info("max-autotune: nothing is measured: %s", error)
     return CudaCompilation(target, options, context, chooser)
@@ -143,12 +147,16 @@ def _divide(frees_inputs: bool, selection: Selection) -> Selection:
     return replace(selection, program=in_parts(selection.program, owned, frees_inputs=frees_inputs))
 
 
-def choose_all(program: Program, chooser: CudaChooser) -> None:
+def choose_all(program: Program, chooser: CudaChooser, target: str) -> None:
     """Asks the chooser everything that compiling the scheduled program would ask it, and compiles nothing."""
     selection = run_stages(program, stages(chooser)[:1])
-    for step in (*selection.steps, *selection.prepare):
-        if isinstance(step, Kernel):
-            chooser.tilings(step, program.buffers)
+    _ask_tilings(program, (*selection.steps, *selection.prepare), chooser, target)
+
+
+def _ask_tilings(program: Program, steps: Sequence[RunStep], chooser: CudaChooser, target: str) -> None:
+    """Asks for all kernels' tilings, first those whose kernels are expected to take longest together: time to measure may run out."""
+    for kernel in dearest_first([s for s in steps if isinstance(s, Kernel)], program.buffers, target):
+        chooser.tilings(kernel, program.buffers)
 
 
 def _architecture(target: str) -> str:

@@ -19,7 +19,7 @@ class CudaTuner:
 
     def ask(self, program: Program, target: str, options: LoweringOptions, bound: Collection[str] | None, answer: Answer) -> None:
         chooser = CudaChooser(measure=answer, traits=traits_of(target))
-        choose_all(schedule(program, target, options, bound, instead=passes_by(chooser)), chooser)
+        choose_all(schedule(program, target, options, bound, instead=passes_by(chooser)), chooser, target)
 
     def lab(self, target: str) -> Answer:
         return lab_for(target).measure

@@ -28,7 +28,7 @@ Variants = Mapping[str, TritonKernel]
 @dataclass(frozen=True)
 class Problem:
     """One question. `key` is the same on every machine; either `calls` makes the candidates (library calls), or `kernels` are they, and
-    what `library` runs in turn, if that is another way to the same results.
+    what `library` runs in turn, if that is another way to the same results, or `ways`, each of them kernels in turn.
     """
 
     key: str
@@ -39,9 +39,14 @@ class Problem:
     library: tuple[LibraryCall | TritonKernel, ...] = ()
     names: Collection[str] | None = None
     """Of `calls`, where they are known."""
+    ways: Mapping[str, tuple[TritonKernel, ...]] = field(default_factory=dict)
+    temporaries: Mapping[str, tuple[Buffer, ...]] = field(default_factory=dict)
+    """Of each of `ways`: what its kernels hand to one another."""
 
     def accepts(self, winner: str) -> bool:
         """Whether a record with this winner answers the question."""
+        if self.ways:
+            return winner in self.ways
         if self.kernels:
             return is_way(winner) if self.library else is_tiling(winner)
         return self.names is None or winner in self.names
@@ -52,6 +57,8 @@ Measure = Callable[[Problem], Record | None]
 
 LIBRARY, WITH_LIBRARY = "library", "library or "
 """The name of the candidate that `Problem.library` is, and what the key of such a question has before the kernel's."""
+IN_CHUNKS = "chunks of "
+"""What the key of a question about cutting a reduction has before the kernel's."""
 
 CANONICAL = Tiling(8, persistent=8, rblock=8, num_warps=1)
 """What a kernel is rendered with to be recognised: its record stays found when the choice without a record changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,8 +58,8 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class GraphRequest:
-    """What a graph is compiled for: `options` are key options; `bound[i]`: whether input i is a weight that lasts from call to call;
-    `inference`: whether calls may be made in inference mode.
+    """What a graph is compiled for: `options` are what `built_by` gives; `bound[i]`: whether input i is a weight that lasts from call to
+    call; `inference`: whether calls may be made in inference mode.
     """
 
     name: str
@@ -82,7 +83,12 @@ def options_of(options: Mapping[str, Any]) -> tuple[LoweringOptions, CodegenOpti
     lowering = LoweringOptions(
         freeze=freeze, epilogue_fusion=bool(options["epilogue_fusion"]), fallback_random=bool(options["fallback_random"])
     )
-    codegen = CodegenOptions(freeze=freeze, max_autotune=bool(options["max_autotune"]), sanitize=str(options.get("sanitize") or ""))
+    codegen = CodegenOptions(
+        freeze=freeze,
+        max_autotune=bool(options["max_autotune"]),
+        max_autotune_seconds=float(options.get("max_autotune_seconds") or 0) or math.inf,
+        sanitize=str(options.get("sanitize") or ""),
+    )
     return lowering, codegen
 
 

@@ -13,7 +13,7 @@ from precast.compiling.publish import Built, Identity, publish, versions
 from precast.compiling.target_choice import target_of
 from precast.report.trace_folder import readable, trace_for
 from precast.runtime.common.errors import InProcess
-from precast.runtime.settings.options import key_options
+from precast.runtime.settings.options import built_by, key_options
 
 
 def compile_graph(
@@ -43,7 +43,9 @@ def compile_graph(
 
     def build() -> Built:
         blobs = BlobSet()
-        request = GraphRequest(name, target, kept, tuple(item.bound for item in captured.inputs), store, trace, updates=updates)
+        request = GraphRequest(
+            name, target, built_by(options), tuple(item.bound for item in captured.inputs), store, trace, updates=updates
+        )
         graphs, evidence = build_graphs(captured.graph, captured.backward, captured.autograd, request, watch, blobs)
         return Built(graphs, blobs, evidence, {"seconds": dict(watch.seconds)})
 

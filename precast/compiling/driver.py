@@ -34,7 +34,7 @@ from precast.runtime.common.log import warn
 from precast.runtime.programs import single_flight
 from precast.runtime.programs.program import Program
 from precast.runtime.settings import graph_break_errors
-from precast.runtime.settings.options import key_options
+from precast.runtime.settings.options import built_by, key_options
 from precast.target_registry import family_of, load_every_part
 from precast.torch_facts import calls
 
@@ -187,7 +187,7 @@ def _build(job: _Job) -> Built:
     evidence: dict[str, Any] = {}
     if frame.graph is not None:
         bound = tuple(item.bound for item in frame.inputs)
-        options, inference = key_options(program.options), _in_inference_mode(frame)
+        options, inference = built_by(program.options), _in_inference_mode(frame)
         request = GraphRequest(program.name, job.target, options, bound, program.store, job.trace, inference=inference)
         graph = frame.graph
         graphs, evidence = symbolic_build(

@@ -25,8 +25,8 @@ _MOVED_ON_DEVICE = tuple(1 << n for n in range(16, 33, 2))
 """Bytes that are touched, read and written together."""
 _SIDES_ON_HOST, _SIDES_ON_DEVICE = (16, 64, 256, 512, 1024), (64, 256, 512, 1024, 2048, 4096, 8192)
 """Of square products: a power of two more than one that the machine needs for its full rate."""
-_SLOW, _LONG = 0.5, 0.3
-"""Seconds from which a run is not repeated, and seconds for which others are."""
+_SLOW, _LONG, _MOST = 0.5, 0.8, 2000
+"""Seconds from which a run is not repeated, seconds for which others are, and how often at most: on a CPU few of them are undisturbed."""
 _RUNS = 8
 """Of a graph in one recording; the first of them warms up."""
 _DEGREE = 64
@@ -130,7 +130,7 @@ def _step_seconds(device: str, call: Callable[..., Any], *args: torch.Tensor) ->
     recorder = Recorder(frozenset() if device == "cpu" else frozenset(opened()), events=64)
     found: list[float] = []
     began = time.perf_counter()
-    while len(found) < 5 or (time.perf_counter() - began < _LONG and len(found) < 200):
+    while len(found) < 5 or (time.perf_counter() - began < _long(device) and len(found) < _MOST):
         _sleep(device)
         with recorder.recording() as runs:
             for _ in range(_RUNS):
@@ -168,7 +168,7 @@ def _seconds(device: str, run: Callable[[], object]) -> float:
     run()
     found: list[float] = []
     began = time.perf_counter()
-    while len(found) < 5 or (time.perf_counter() - began < _LONG and len(found) < 200):
+    while len(found) < 5 or (time.perf_counter() - began < _long(device) and len(found) < _MOST):
         found += _on_host(run) if device == "cpu" else _by_events(device, run)
         if max(found) > _SLOW:
             break
@@ -191,6 +191,10 @@ def _by_events(device: str, run: Callable[[], object], repeat: int = 10) -> list
         event.record()
     wait(device)
     return [first.elapsed_time(second) / 1e3 for first, second in zip(events[1:-1], events[2:], strict=True)]
+
+
+def _long(device: str) -> float:
+    return _LONG if device == "cpu" else _LONG / 4
 
 
 def _sleep(device: str) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from precast.building.build_file import Loaded, ProgramSpec
 from precast.building.build_job import Job
 from precast.building.tune import Captured, Tuned, capture, outdated, rebuild, tune
 from precast.codegen.common.measure import Record
-from precast.codegen.cuda.benchmarking import decide
+from precast.codegen.cuda.benchmarking import Lab, decide
 from precast.codegen.cuda.tuning import CudaChooser, Problem, candidates, kernel_key, tiling_name, tiling_of
 from precast.codegen.triton.render.render import render
 from precast.codegen.triton.render.tiling import Tiling
@@ -254,3 +255,31 @@ def test_without_a_gpu_the_command_says_what_it_needs(tmp_path: Path) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "this machine has none" in done.stderr, done.stderr
+
+
+def test_a_build_measures_the_dearest_first_and_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    """Each answer takes ten seconds of a clock that nobody waits for."""
+    asked: list[Problem] = []
+
+    def measured(self: Lab, problem: Problem) -> Record:
+        asked.append(problem)
+        clock[0] += 10
+        return {"winner": problem.default, "us": {problem.default: 1.0}}
+
+    clock = [0.0]
+    monkeypatch.setattr("precast.codegen.cuda.benchmarking.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Lab, "measure", measured)
+    monkeypatch.setattr("precast.codegen.cuda.pipeline.lab_for", lambda target, limit: Lab("sm_90", limit=limit))
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return y.exp().cumsum(-1), x.sin().cumsum(-1), z.tanh().cumsum(-1)
+
+    given = (torch.randn(512, 4096), torch.randn(8, 64), torch.randn(64, 256))
+    options = {"max_autotune": True, "max_autotune_seconds": 15}
+    spec = ProgramSpec("tests:f", "f", "f", targets=(TARGET,), options=options)
+    outcome = Job(Loaded(spec, f, ((given, {}),)), store).build(1, TARGET)
+    assert outcome.status == "compiled", outcome.reason
+    sizes = [max(prod(b.size) for b in problem.buffers) for problem in asked]
+    assert sizes == [512 * 4096, 64 * 256], "the second was begun within the time, the third was not"
+    manifest = store.get(outcome.artifact or "")
+    assert manifest is not None and set(manifest.evidence["choices"]) == {problem.key for problem in asked}

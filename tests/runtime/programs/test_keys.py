@@ -47,6 +47,7 @@ OTHERS: dict[str, Any] = {
     "fallback_random": False,
     "activation_memory": "less",
     "max_autotune": True,
+    "max_autotune_seconds": 30,
     "target": "cpu:x86-64-v3",
     "triton.cudagraphs": True,
     "triton.cudagraph_skip_dynamic_graphs": True,
