@@ -65,7 +65,7 @@ class Lab:
         usable = self._usable(problem)
         if problem.default not in usable:
             raise RuntimeError(f"{problem.default} does not run on this device, for {problem.key}")
-        return {**decide(self.race(usable), problem.default), "device": torch.cuda.get_device_name()}
+        return {**decide(self.race(usable), problem.default), "default": problem.default, "device": torch.cuda.get_device_name()}
 
     def _usable(self, problem: Problem) -> dict[str, Call]:
         if problem.calls is not None:
