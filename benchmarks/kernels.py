@@ -93,19 +93,19 @@ def contenders(row: KernelRow, device: str, store: str) -> tuple[dict[str, Call]
 
         found["freezing"] = with_freezing
     found["precast"] = step(row, precast.compile(program, store=store, dynamic=False), inputs, gradients)
-    wide_program = _wide_module(program) if isinstance(program, torch.nn.Module) else program
-    wide_inputs = tree_map(lambda t: _wide(t) if isinstance(t, torch.Tensor) else t, inputs)
+    wide_program = wide_module(program) if isinstance(program, torch.nn.Module) else program
+    wide_inputs = tree_map(lambda t: wide(t) if isinstance(t, torch.Tensor) else t, inputs)
     exact = step(row, wide_program, wide_inputs, [g.double() for g in gradients])
     return found, exact, inputs, program
 
 
-def _wide(t: torch.Tensor) -> torch.Tensor:
+def wide(t: torch.Tensor) -> torch.Tensor:
     if not t.is_floating_point():
         return t
     return t.detach().double().requires_grad_(t.requires_grad)
 
 
-def _wide_module(module: torch.nn.Module) -> torch.nn.Module:
+def wide_module(module: torch.nn.Module) -> torch.nn.Module:
     import copy
 
     return copy.deepcopy(module).double()
@@ -165,6 +165,17 @@ def seconds(call: Call, repeat: int, device: str) -> float:
     return (time.perf_counter() - began) / repeat
 
 
+def in_turns(timed: Mapping[str, tuple[Call, int]], device: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of one call in each round, by contender; `timed` has what is called and how many calls that is."""
+    repeats = {name: max(1, round(BLOCK / max(seconds(call, 2, device), 1e-7))) for name, (call, _) in timed.items()}
+    times: dict[str, list[float]] = {name: [] for name in timed}
+    for number in range(rounds):
+        for name in list(timed)[:: 1 if number % 2 else -1]:
+            call, per = timed[name]
+            times[name].append(seconds(call, repeats[name], device) / per)
+    return times
+
+
 def measure(row: KernelRow, device: str, rounds: int, peaks: Any, alone: AbstractContextManager[Any]) -> dict[str, Any]:
     """Median seconds by contender, their distances from float64, the floor; "error" where one failed. Times are taken within `alone`."""
     with tempfile.TemporaryDirectory() as store:
@@ -185,13 +196,8 @@ def measure(row: KernelRow, device: str, rounds: int, peaks: Any, alone: Abstrac
                 del calls[name]
         least = floor(row, calls["eager"], inputs, program, peaks)
         timed = on_gpu(row, calls) if device != "cpu" else {name: (call, 1) for name, call in calls.items()}
-        times: dict[str, list[float]] = {name: [] for name in timed}
         with alone:
-            repeats = {name: max(1, round(BLOCK / max(seconds(call, 2, device), 1e-7))) for name, (call, _) in timed.items()}
-            for number in range(rounds):
-                for name in list(timed)[:: 1 if number % 2 else -1]:
-                    call, per = timed[name]
-                    times[name].append(seconds(call, repeats[name], device) / per)
+            times = in_turns(timed, device, rounds)
         dtypes = [t.dtype for t in tensors(want)]
         kind = next((t.dtype for t in inputs if isinstance(t, torch.Tensor) and t.dtype in DIFFERENCE), torch.float32)
         narrowest = max((kind, *(d for d in dtypes if d in DIFFERENCE)), key=lambda d: DIFFERENCE[d])
