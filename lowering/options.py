@@ -17,6 +17,8 @@ class LoweringOptions:
     """Random numbers are eager's."""
     deterministic: bool = False
     """On a GPU, operators whose writes may collide stay torch's own."""
+    memory_growth: float = 0.1
+    """The share of the peak of memory that results made early, together or once for all may add to it."""
     updates: bool = False
     """The graph's inputs do not overlap, and it updates some of them in place, element by element: an optimiser's step."""
 

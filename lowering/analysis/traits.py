@@ -47,8 +47,9 @@ class Traits:
     """What large results that are made at the beginning may take."""
     group_bytes: int = 32 << 20
     """What those of each later group may take."""
-    batch_points: int = 1 << 24
-    """Points of a kernel up to which it shares a launch: larger ones fill the device by themselves."""
+    batch_points: int = 1 << 22
+    """Points of a kernel up to which it shares a launch: larger ones fill the device by themselves, and their results are still in its
+    cache when the next step reads them."""
     batch_bytes: int = 64 << 20
     """What a batch may write before it is needed."""
 

@@ -79,14 +79,14 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),
         ("heads of a row together", heads_of_a_row_together),
-        ("fuse siblings", partial(fuse_siblings, launches=True)),
-        ("hoist invariants", hoist_invariants),
+        ("fuse siblings", partial(fuse_siblings, growth=options.memory_growth, launches=True)),
+        ("hoist invariants", partial(hoist_invariants, growth=options.memory_growth)),
         *products,
         ("gpu reductions", partial(gpu_reductions, traits=traits)),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
-        ("small kernels first", partial(small_kernels_first, traits=traits)),
-        ("gpu batches", partial(gpu_batches, traits=traits)),
+        ("small kernels first", partial(small_kernels_first, traits=traits, growth=options.memory_growth)),
+        ("gpu batches", partial(gpu_batches, traits=traits, growth=options.memory_growth)),
         ("name kernels", name_kernels),
     ]
 

@@ -26,7 +26,7 @@ from precast.lowering.analysis.traits import traits_of
 from precast.lowering.ir.sizes import Unsupported
 from precast.lowering.ir.text import program_text
 from precast.lowering.lower import lower
-from precast.lowering.options import LoweringOptions
+from precast.lowering.options import DEFAULTS, LoweringOptions
 from precast.lowering.pipeline import planned, schedule
 from precast.report.compile_log import log_graph
 from precast.report.source_lines import with_sources
@@ -81,7 +81,10 @@ def options_of(options: Mapping[str, Any]) -> tuple[LoweringOptions, CodegenOpti
     """What lowering and code generation read of key options; nothing below reads them again."""
     freeze = bool(options["freeze"])
     lowering = LoweringOptions(
-        freeze=freeze, epilogue_fusion=bool(options["epilogue_fusion"]), fallback_random=bool(options["fallback_random"])
+        freeze=freeze,
+        epilogue_fusion=bool(options["epilogue_fusion"]),
+        fallback_random=bool(options["fallback_random"]),
+        memory_growth=float(options.get("memory_growth", DEFAULTS.memory_growth)),
     )
     codegen = CodegenOptions(
         freeze=freeze,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,13 @@ _TABLE = (
         "What a backward graph computes again rather than reads from memory: 'default', what moves fewer bytes so; 'less', also what a "
         "product reads, such as activations: of transformers 13 to 25 % less is kept, for 4 to 18 % more bytes moved between the passes.",
         choices=("default", "less"),
+    ),
+    Option(
+        "memory_growth",
+        float,
+        0.1,
+        "The share of a graph's peak of memory that may be added to it for speed: by kernels that run early to share a launch, and by values "
+        "that are computed once and kept. (4 MiB are always allowed.)",
     ),
     Option(
         "max_autotune",
@@ -274,6 +282,7 @@ _GENERATED = (
     "freeze",
     "epilogue_fusion",
     "fallback_random",
+    "memory_growth",
     "max_autotune",
     "max_autotune_seconds",
     "triton.cudagraphs",
@@ -325,6 +334,8 @@ def _checked(option: Option, value: Any) -> Any:
         return _checked_filter(value)
     if type(value) is not option.type:
         raise OptionError(f"option {option.name!r} wants {option.type.__name__}, got {type(value).__name__} ({value!r})")
+    if option.name == "memory_growth" and not 0 <= value < math.inf:
+        raise OptionError(f"option 'memory_growth' wants a share, 0 or more, got {value!r}")
     if option.choices and value not in option.choices:
         raise OptionError(f"option {option.name!r}: {value!r} is not one of {', '.join(map(repr, option.choices))}")
     if option.name == "sanitize" and value and not hasattr(ctypes.CDLL(None), "__asan_init"):
@@ -351,6 +362,8 @@ def key_options(options: Mapping[str, Any]) -> dict[str, Any]:
         kept.pop("sanitize", None)
     if kept.get("activation_memory") == "default":
         kept.pop("activation_memory")
+    if kept.get("memory_growth") == OPTIONS["memory_growth"].default:
+        kept.pop("memory_growth")
     return kept
 
 

@@ -128,6 +128,7 @@ OPTIONS: dict[str, tuple[Any, Callable[[LoweringOptions, CodegenOptions], Any]]]
     "freeze": (True, lambda lowering, codegen: lowering.freeze and codegen.freeze),
     "epilogue_fusion": (False, lambda lowering, codegen: not lowering.epilogue_fusion),
     "fallback_random": (False, lambda lowering, codegen: not lowering.fallback_random),
+    "memory_growth": (0.5, lambda lowering, codegen: lowering.memory_growth == 0.5),
     "max_autotune": (True, lambda lowering, codegen: codegen.max_autotune),
 }
 

@@ -24,8 +24,8 @@ from precast.lowering.ir.sizes import hint
 
 ELEMENTS = 256
 """Elements of a row for each warp."""
-LINE = 16
-"""Fewer neighbours than these are not worth a dimension of their own."""
+LINE = 3
+"""Neighbours in memory from which a dimension of their own is worth it: less is read twice than each element's share of a sector is then."""
 MOST_TOGETHER = 64
 """Buffers of one launch that several parts share: Triton needs more than twice the time for twice the text, and one thread for each."""
 PERSISTENT = 16384
@@ -122,7 +122,7 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     if product is not None:
         return _product(product, traits)
     if part.grid:
-        return _square(part)
+        return _square(part, traits)
     inner = [_count(v.axes) for v in _values(part) if isinstance(v, Reduce)]
     inner += [hint(v.axis.extent) for v in _values(part) if isinstance(v, Scan)]
     inner += [_count(tuple(a for a in s.axes or () if a not in part.x)) for s in part.stores]
@@ -164,7 +164,7 @@ def choose_together(parts: Sequence[Part], traits: Traits, flat: Tiling | None =
     if flat is None:
         flat = _flat(sum(_count((*part.x, *(a for a in part.stores[0].axes or () if a not in part.x))) for part in parts), traits)
     side = min(flat.xblock, 64 if flat.num_warps >= 4 else 32)
-    return [replace(flat, xblock=side, rblock=side) if part.grid else flat for part in parts]
+    return [_tile(part, flat, side) if part.grid else flat for part in parts]
 
 
 def _count(axes: tuple[Axis, ...]) -> int:
@@ -183,12 +183,29 @@ def _flat(points: int, traits: Traits, elements: int = 256) -> Tiling:
     return Tiling(xblock, num_warps=max(1, xblock // elements))
 
 
-def _square(part: Part) -> Tiling:
-    """Tiles of 64 by 64, so that both sides are read and written in whole lines."""
-    (tile,) = {a: None for s in part.stores for a in s.axes or () if a not in part.x}
+def _square(part: Part, traits: Traits) -> Tiling:
+    """Tiles of 64 by 64, so that both sides are read and written in whole lines; of as many elements where the main store's lines are
+    shorter. Those of the other side may be short: the lanes go on with the lines behind them.
+    """
+    (tile,) = _inner(part)
     side = min(64, power_of_two(hint(tile.extent)))
-    other = min(4096 // side, power_of_two(hint(part.x[-1].extent)))
+    rows = _count(part.x)
+    other = min(4096 // side, power_of_two(rows))
+    while other > 16 and rows * hint(tile.extent) < 2 * traits.processors * side * other:
+        other //= 2
     return Tiling(other, rblock=side, num_warps=max(1, min(8, other * side // 512)))
+
+
+def _tile(part: Part, flat: Tiling, side: int) -> Tiling:
+    """The same for a part of a launch with others, in tiles of `side` squared elements."""
+    (tile,) = _inner(part)
+    rblock = min(side, power_of_two(hint(tile.extent)))
+    return replace(flat, xblock=min(side * side // rblock, power_of_two(_count(part.x))), rblock=rblock)
+
+
+def _inner(part: Part) -> tuple[Axis, ...]:
+    """The axes of the stores that are not the part's outer ones."""
+    return tuple({a: None for s in part.stores for a in s.axes or () if a not in part.x})
 
 
 def _rows(rows: int, width: int, known: bool, traits: Traits) -> Tiling:

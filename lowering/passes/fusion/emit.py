@@ -41,6 +41,9 @@ def emit(
 
 
 def _group_order(program: Program, owner: list[int]) -> list[int]:
+    """The groups where their last members were, and those that are needed earlier, since neighbours were put together, in front of the
+    first that needs them.
+    """
     last: dict[int, int] = {}
     for position, group in enumerate(owner):
         last[group] = max(last.get(group, -1), position)
@@ -51,17 +54,26 @@ def _group_order(program: Program, owner: list[int]) -> list[int]:
             if owner[p] != owner[position]:
                 before[owner[position]].add(owner[p])
                 after[owner[p]].add(owner[position])
+    due = dict(last)
+    for group in sorted(due, key=lambda g: due[g]):  # what is due first tells those in front of it
+        stack = [group]
+        while stack:
+            follower = stack.pop()
+            for needed in before[follower]:
+                if due[needed] > due[group]:
+                    due[needed] = due[group]
+                    stack.append(needed)
     waiting = {g: len(b) for g, b in before.items()}
-    ready = [(last[g], g) for g, n in waiting.items() if not n]
+    ready = [(due[g], last[g], g) for g, n in waiting.items() if not n]
     heapq.heapify(ready)
     order = []
     while ready:
-        _, group = heapq.heappop(ready)
+        *_, group = heapq.heappop(ready)
         order.append(group)
         for follower in after[group]:
             waiting[follower] -= 1
             if not waiting[follower]:
-                heapq.heappush(ready, (last[follower], follower))
+                heapq.heappush(ready, (due[follower], last[follower], follower))
     assert len(order) == len(last), "fusion made a circle of steps"
     return order
 

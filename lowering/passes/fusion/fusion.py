@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from precast.lowering.analysis.dependencies import dependencies
+from precast.lowering.analysis.dependencies import dependencies, nbytes_hint
+from precast.lowering.analysis.headroom import Headroom
 from precast.lowering.analysis.kernel_facts import KernelFacts, facts_of
 from precast.lowering.ir.nodes import Kernel, Program
 from precast.lowering.ir.sizes import hint
@@ -59,10 +60,12 @@ def fuse(program: Program) -> Program:
     return _fuse(program, pointwise_only=False)
 
 
-def fuse_siblings(program: Program, launches: bool = False) -> Program:
-    """Neighbours over the same axes that read the same buffers. `launches`: any of the same small space, as each kernel costs a launch."""
+def fuse_siblings(program: Program, growth: float, launches: bool = False) -> Program:
+    """Neighbours over the same axes that read the same buffers. `launches`: any of the same small space, as each kernel costs a launch.
+    `growth`: the share of the peak of memory that this may add to it.
+    """
     facts, state = _start(program)
-    _horizontal(state, facts, launches)
+    _horizontal(state, facts, launches, Headroom(program, growth))
     return emit(program, facts, state.groups, state.owner, tuple(state.notes), again=True)
 
 
@@ -217,8 +220,11 @@ def hint_points(site: Site) -> int:
 RULES: tuple[Rule, ...] = (_rule_recompute, _rule_repeats, _rule_nesting, reductions_stay_single)
 
 
-def _horizontal(state: Fusion, facts: KernelFacts, launches: bool) -> None:
-    """Kernels over the same axes that read a common buffer at the same place and do not depend on one another."""
+def _horizontal(state: Fusion, facts: KernelFacts, launches: bool, room: Headroom) -> None:
+    """Kernels over the same axes that read a common buffer at the same place and do not depend on one another. The later one's results
+    are there from the first on, for which there must be room.
+    """
+    size = {b.name: nbytes_hint(b) for b in state.program.buffers}
     by_space: dict[tuple[object, ...], list[int]] = {}
     for position in sorted(state.groups):
         group = state.groups[position]
@@ -227,9 +233,13 @@ def _horizontal(state: Fusion, facts: KernelFacts, launches: bool) -> None:
     for positions in by_space.values():
         chosen: list[int] = []
         for position in positions:
-            partner = next((c for c in reversed(chosen[-4:]) if _side_by_side(state, facts, c, position, launches)), None)
+            nbytes = sum(size[n] for n in state.groups[position].stores)
+            near = [c for c in reversed(chosen[-4:]) if c >= room.earliest(position, nbytes)]
+            partner = next((c for c in near if _side_by_side(state, facts, c, position, launches)), None)
             if partner is None:
                 chosen.append(position)
+            else:
+                room.take(partner, position, nbytes)
 
 
 def _side_by_side(state: Fusion, facts: KernelFacts, first: int, second: int, launches: bool) -> bool:

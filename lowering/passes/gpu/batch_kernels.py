@@ -1,7 +1,8 @@
 """Horizontal fusion: small independent pointwise kernels become one, since on a GPU a launch costs more than such a kernel's work.
 
 A network whose norms are folded into its weights at each call has a hundred such kernels. The members keep axes of their own; the renderer
-gives each of them some of the launch's programs. Kernels that `small_kernels_first` has delayed stay where they are.
+gives each of them some of the launch's programs. Kernels that `small_kernels_first` has delayed stay where they are, and none moves so
+far forward that its result, which then is in memory for longer, raises the peak beyond the bound.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from math import prod
 
 from precast.lowering.analysis.dependencies import dependencies, nbytes_hint
 from precast.lowering.analysis.effects import reads, store_roots, writes
+from precast.lowering.analysis.headroom import Headroom
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Kernel, Program, Reduce, Scan, Step, Store, walk
@@ -33,8 +35,11 @@ class _Batch:
     nbytes: int = 0
 
 
-def gpu_batches(program: Program, traits: Traits) -> Program:
-    """The program with such kernels merged at the position of the first of them. Its steps must be in order."""
+def gpu_batches(program: Program, traits: Traits, growth: float) -> Program:
+    """The program with such kernels merged at the position of the first of them. Its steps must be in order. `growth`: the share of the
+    peak of memory that this may add to it.
+    """
+    room = Headroom(program, growth)
     before = dependencies(program)
     place = list(range(len(program.steps)))
     size = {b.name: nbytes_hint(b) for b in program.buffers}
@@ -48,7 +53,8 @@ def gpu_batches(program: Program, traits: Traits) -> Program:
             continue
         needed = max((place[p] for p in before[position]), default=-1)
         earliest = since if prepares[-1] and _put_off(step, size, traits) else 0
-        least = max(needed + 1, earliest)
+        nbytes = sum(size[b] for b in writes(step))
+        least = max(needed + 1, earliest, room.earliest(position, nbytes))
         fitting = (b for b in reversed(batches) if least <= b.position and _fits(b, step, position, needed, size, traits))
         batch = next(fitting, None)
         if batch is None:
@@ -56,7 +62,8 @@ def gpu_batches(program: Program, traits: Traits) -> Program:
             batches.append(batch)
         batch.members.append(position)
         batch.buffers |= {*reads(step), *writes(step)}
-        batch.nbytes += sum(size[b] for b in writes(step))
+        batch.nbytes += nbytes
+        room.take(batch.position, position, nbytes)
         place[position] = batch.position
     merged = {b.position: _merged([program.steps[m] for m in b.members]) for b in batches if len(b.members) > 1}
     gone = {m for b in batches if len(b.members) > 1 for m in b.members[1:]}

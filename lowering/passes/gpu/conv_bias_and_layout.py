@@ -92,7 +92,8 @@ class _Biases:
 
 def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:
     """The pass that copies each convolution's contiguous weight into channels-last, which torch would otherwise do at each call, by a
-    kernel for each weight. With `freeze` the copies are made once per binding of the weights that `bound` names (None: every input).
+    kernel for each weight, right in front of the first convolution that reads it. With `freeze` the copies are made once per binding of
+    the weights that `bound` names (None: every input).
     """
 
     def change(program: Program) -> Program:
@@ -100,18 +101,22 @@ def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) ->
         buffers = {b.name: b for b in program.buffers}
         inputs = {i for i in program.inputs if isinstance(i, str)}
         copies: dict[str, Kernel] = {}
+        kept: list[Kernel] = []
         steps: list[Step] = []
         for step in program.steps:
             if isinstance(step, Conv) and step.weight.buffer in inputs and _misplaced(step) and not is_patch(step):
+                source = step.weight.buffer
+                fresh = source not in copies
                 step = replace(step, weight=_copy(step.weight, buffers, copies))
+                if fresh:
+                    (kept if source in lasting else steps).append(copies[source])
             steps.append(step)
-        kept = {n: k for n, k in copies.items() if n in lasting}
         return replace(
             program,
-            steps=(*(k for n, k in copies.items() if n not in kept), *steps),
+            steps=tuple(steps),
             buffers=tuple(buffers.values()),
-            prepare=(*program.prepare, *kept.values()),
-            persistent=(*program.persistent, *(k.stores[0].buffer for k in kept.values())),
+            prepare=(*program.prepare, *kept),
+            persistent=(*program.persistent, *(k.stores[0].buffer for k in kept)),
         )
 
     return change

@@ -4,6 +4,7 @@ launch of neighbours.
 They fold norms into weights and change layouts of weights, a hundred of them in an image network; each alone would cost a launch. Of
 those with large results only the ones that are needed soonest run first; the others are delayed, in groups of one launch each, until the
 first of a group is needed, since an image network's largest activations, its first ones, would otherwise be in memory at the same time.
+Where even so the peak would grow beyond the bound, nothing moves.
 """
 
 from __future__ import annotations
@@ -12,14 +13,28 @@ from dataclasses import replace
 
 from precast.lowering.analysis.dependencies import nbytes_hint
 from precast.lowering.analysis.effects import reads, step_symbols, writes
+from precast.lowering.analysis.headroom import alive_bytes, most_alive
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Kernel, Program, Step
 from precast.lowering.ir.sizes import hint, is_unbacked
 
 
-def small_kernels_first(program: Program, traits: Traits) -> Program:
-    """The program with such kernels in front: first those that depend on inputs alone, then those that depend on them, and so on."""
+def small_kernels_first(program: Program, traits: Traits, growth: float) -> Program:
+    """The program with such kernels in front: first those that depend on inputs alone, then those that depend on them, and so on.
+    `growth`: the share of the peak of memory that this may add to it.
+    """
+    most = most_alive(program, growth)
+    group = traits.group_bytes
+    while group >= traits.large_bytes:  # in smaller groups less is in memory before it is needed
+        found = _in_front(program, replace(traits, group_bytes=group, first_bytes=min(group, traits.first_bytes)))
+        if max(alive_bytes(found), default=0) <= most:
+            return found
+        group //= 4
+    return program
+
+
+def _in_front(program: Program, traits: Traits) -> Program:
     written = {w for s in program.steps for w in writes(s)}
     count: dict[str, int] = {}
     for step in program.steps:

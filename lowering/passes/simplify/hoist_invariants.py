@@ -1,7 +1,8 @@
 """Loop-invariant code motion: costly values (roots, quotients) that do not vary with the outer axes are computed by a kernel of their own.
 
 Where the axes that such a value varies with are outermost, the loop nest computes it once per outer point anyway. In a channels-last image
-they are innermost, and it would be computed again for every pixel.
+they are innermost, and it would be computed again for every pixel. A kernel whose values would raise the peak of memory beyond the bound
+keeps them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import replace
 
 import sympy
 
+from precast.lowering.analysis.dependencies import nbytes_hint
 from precast.lowering.analysis.effects import index_expr, store_roots
+from precast.lowering.analysis.headroom import Headroom
 from precast.lowering.analysis.kernel_facts import cost_of, points
 from precast.lowering.analysis.rewrite_values import replace_values
 from precast.lowering.ir import index as ix
@@ -37,17 +40,22 @@ MIN_COST = 3
 MIN_REPEATS = 8
 
 
-def hoist_invariants(program: Program) -> Program:
-    """The program with such values moved out of each kernel; equal values share one kernel."""
+def hoist_invariants(program: Program, growth: float) -> Program:
+    """The program with such values moved out of each kernel; equal values share one kernel. `growth`: the share of the peak of memory
+    that this may add to it.
+    """
+    room = Headroom(program, growth)
     steps: list[Step] = []
     buffers = list(program.buffers)
     names = {b.name for b in buffers}
-    for step in program.steps:
+    for position, step in enumerate(program.steps):
         if isinstance(step, Kernel):
-            before, step, fresh = _hoist(step, names)
-            steps.extend(before)
-            buffers.extend(fresh)
-            names.update(b.name for b in fresh)
+            before, changed, fresh = _hoist(step, names)
+            if room.fits(position, sum(map(nbytes_hint, fresh))):
+                step = changed
+                steps.extend(before)
+                buffers.extend(fresh)
+                names.update(b.name for b in fresh)
         steps.append(step)
     return replace(program, steps=tuple(steps), buffers=tuple(buffers))
 

@@ -212,7 +212,7 @@ def reads_what_is_made_of_its_neighbour() -> Program:
 )
 def test_neighbours_that_read_the_same(make, left: list[str], launches: bool) -> None:  # type: ignore[no-untyped-def]
     program = make()
-    found = verify(fuse_siblings(program, launches))
+    found = verify(fuse_siblings(program, 0.1, launches))
     assert kernels(found) == left
     inputs = random_inputs(program)
     for one, other in zip(run(program, inputs), run(found, inputs), strict=True):

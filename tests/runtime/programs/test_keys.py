@@ -46,6 +46,7 @@ OTHERS: dict[str, Any] = {
     "epilogue_fusion": False,
     "fallback_random": False,
     "activation_memory": "less",
+    "memory_growth": 0.5,
     "max_autotune": True,
     "max_autotune_seconds": 30,
     "target": "cpu:x86-64-v3",
@@ -67,7 +68,7 @@ OTHERS: dict[str, Any] = {
 }
 IN_THE_KEY = {
     *("freeze", "fullgraph", "dynamic", "epilogue_fusion", "fallback_random", "max_autotune", "error_on_graph_break"),
-    *("capture_scalar_outputs", "capture_dynamic_output_shape_ops", "sanitize", "activation_memory"),
+    *("capture_scalar_outputs", "capture_dynamic_output_shape_ops", "sanitize", "activation_memory", "memory_growth"),
 }
 """Written out here, so that an option that leaves the key, or enters it, is looked at. A filter has tests of its own."""
 
