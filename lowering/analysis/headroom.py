@@ -10,7 +10,7 @@ from precast.lowering.analysis.dependencies import nbytes_hint
 from precast.lowering.analysis.liveness import lifetimes
 from precast.lowering.ir.nodes import Program
 
-UNCOUNTED = 4 << 20
+UNCOUNTED = 1 << 20
 """Bytes that a peak may grow by in any case: what a launch more costs is dearer than so little memory."""
 
 

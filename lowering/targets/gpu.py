@@ -42,11 +42,16 @@ from precast.lowering.passes.simplify.split_axes import split_axes
 from precast.lowering.targets.scheduling import Pass, Scheduling
 
 
+GROWING = 5
+"""How many passes may raise the peak of memory: each by an equal part of what the option allows."""
+
+
 def passes(target: str, options: LoweringOptions, bound: Collection[str] | None = None) -> list[tuple[str, Pass]]:
     """The passes for a GPU; `bound` names the inputs that are weights (None: every input). A backend that measures which products are
     better made by kernels of ours has a pass of its own for "products in kernels".
     """
     traits = traits_of(target)
+    growth = options.memory_growth / GROWING
     epilogues: list[tuple[str, Pass]] = []
     products: list[tuple[str, Pass]] = []
     updates: list[tuple[str, Pass]] = [("one update kernel", one_update_kernel)] if options.updates else []
@@ -72,21 +77,21 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("weights channels last", weights_channels_last(options.freeze, bound)),
         ("channels last", partial(channels_last, as_it_is=is_patch)),
         ("patches as products", patches_as_products),
-        ("joins share", share_joins),
+        ("joins share", partial(share_joins, growth=growth)),
         ("fuse", fuse),
         ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),
         ("heads of a row together", heads_of_a_row_together),
-        ("fuse siblings", partial(fuse_siblings, growth=options.memory_growth, launches=True)),
-        ("hoist invariants", partial(hoist_invariants, growth=options.memory_growth)),
+        ("fuse siblings", partial(fuse_siblings, growth=growth, launches=True)),
+        ("hoist invariants", partial(hoist_invariants, growth=growth)),
         *products,
         ("gpu reductions", partial(gpu_reductions, traits=traits)),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
-        ("small kernels first", partial(small_kernels_first, traits=traits, growth=options.memory_growth)),
-        ("gpu batches", partial(gpu_batches, traits=traits, growth=options.memory_growth)),
+        ("small kernels first", partial(small_kernels_first, traits=traits, growth=growth)),
+        ("gpu batches", partial(gpu_batches, traits=traits, growth=growth)),
         ("name kernels", name_kernels),
     ]
 

@@ -2,7 +2,8 @@
 written once.
 
 It applies to channels-last images, where the front of a concatenation is its first channels. A part that a kernel computes is computed
-into its place; one that a library computes is copied there by the first kernel that reads it, or by a copy kernel.
+into its place; one that a library computes is copied there by the first kernel that reads it, or by a copy kernel. So is one that is made
+long before the others (a U-Net's), where the whole concatenation would be in memory from then on and raise the peak beyond the bound.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sympy
 
 from precast.lowering.analysis.buffers import without_unused_buffers
 from precast.lowering.analysis.effects import reads, store_roots, writes
+from precast.lowering.analysis.headroom import alive_bytes, most_alive
 from precast.lowering.analysis.rewrite_values import replace_values
 from precast.lowering.build import scalar_exprs as v
 from precast.lowering.ir import index as ix
@@ -20,6 +22,10 @@ from precast.lowering.ir.nodes import Alu, Buffer, Index, Kernel, Load, Program,
 from precast.lowering.ir.scalars import Op
 from precast.lowering.passes.layout.channels_last import dimensions, extents_in
 from precast.lowering.passes.layout.relayout import Move, moved
+
+
+NEAR = 8
+"""Steps between a part and the concatenation that are not worth a question about memory."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +38,18 @@ class Part:
     kernel: Kernel
 
 
-def share_joins(program: Program) -> Program:
-    """The program with concatenations that begin with the same parts in one buffer."""
+def share_joins(program: Program, growth: float) -> Program:
+    """The program with concatenations that begin with the same parts in one buffer. `growth`: the share of the peak of memory that this
+    may add to it.
+    """
     joins = _joins(program)
+    most = most_alive(program, growth) if joins else 0
     done: set[str] = set()
     for name in sorted(joins, key=lambda n: -len(joins[n])):
         group = [n for n in joins if n not in done and _front(joins[n], joins[name])]
         if name not in done and len(joins[name]) > 1:
             done |= {name, *group}
-            program = _shared(program, name, [n for n in group if n != name], joins)
+            program = _shared(program, name, [n for n in group if n != name], joins, most)
     return program
 
 
@@ -107,7 +116,7 @@ def _front(short: list[Part], long: list[Part]) -> bool:
     return [(p.start, p.buffer) for p in short] == [(p.start, p.buffer) for p in long[: len(short)]]
 
 
-def _shared(program: Program, name: str, fronts: list[str], joins: dict[str, list[Part]]) -> Program:
+def _shared(program: Program, name: str, fronts: list[str], joins: dict[str, list[Part]], most: int) -> Program:
     """The program with the concatenations `fronts` placed in the front of `name`, each part copied once, as early as any of them had it."""
     join = program.buffer(name)
     position = {id(s): n for n, s in enumerate(program.steps)}
@@ -122,7 +131,7 @@ def _shared(program: Program, name: str, fronts: list[str], joins: dict[str, lis
     if new is None:
         return program
     for part in joins[name]:
-        new = _made_in_place(new, part, join)
+        new = _made_in_place(new, part, join, most)
     return without_unused_buffers(new)
 
 
@@ -132,15 +141,23 @@ def _move(source: Buffer, target: Buffer, start: int) -> Move:
     return Move(source.name, (n, h, w, c), (stride[0], stride[2], stride[3], 1), target.name, start)
 
 
-def _made_in_place(program: Program, part: Part, join: Buffer) -> Program:
-    """The program whose kernel computes the part into its place; or else whose first reader of the part copies it there."""
+def _made_in_place(program: Program, part: Part, join: Buffer, most: int) -> Program:
+    """The program whose kernel computes the part into its place; or else whose first reader of the part copies it there. `most`: the bytes
+    that may be alive at once.
+    """
     makers = [s for s in program.steps if part.buffer in writes(s)]
     at = next(n for n, s in enumerate(program.steps) if isinstance(s, Kernel) and _copies(s, part, join))
     if all(isinstance(s, Kernel) for s in makers):
         rest = replace(program, steps=tuple(s for n, s in enumerate(program.steps) if n != at))
         new = moved(rest, _move(program.buffer(part.buffer), join, part.start))
-        return program if new is None else new
+        return program if new is None or _raises_peak(program, new, join, most) else new
     return _copied_by_reader(program, part, join, at)
+
+
+def _raises_peak(before: Program, after: Program, join: Buffer, most: int) -> bool:
+    """Whether the concatenation is there so much earlier that more bytes than `most` are alive."""
+    begins = [next(n for n, s in enumerate(p.steps) if join.name in writes(s)) for p in (before, after)]
+    return begins[1] + NEAR < begins[0] and max(alive_bytes(after)) > most
 
 
 def _copies(kernel: Kernel, part: Part, join: Buffer) -> bool:
