@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 from precast.lowering.analysis.dependencies import order_steps
 from precast.lowering.options import LoweringOptions

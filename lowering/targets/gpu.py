@@ -41,7 +41,6 @@ from precast.lowering.passes.simplify.recognise_attention import recognise_atten
 from precast.lowering.passes.simplify.split_axes import split_axes
 from precast.lowering.targets.scheduling import Pass, Scheduling
 
-
 GROWING = 5
 """How many passes may raise the peak of memory: each by an equal part of what the option allows."""
 

@@ -79,8 +79,8 @@ _TABLE = (
         "memory_growth",
         float,
         0.1,
-        "The share of a graph's peak of memory that may be added to it for speed: by kernels that run early to share a launch, and by values "
-        "that are computed once and kept. (Some 5 MiB are always allowed.)",
+        "The share of a graph's peak of memory that may be added to it for speed: by kernels that run early to share a launch, and by "
+        "values that are computed once and kept. (Some 5 MiB are always allowed.)",
     ),
     Option(
         "max_autotune",

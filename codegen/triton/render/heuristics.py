@@ -25,7 +25,8 @@ from precast.lowering.ir.sizes import hint
 ELEMENTS = 256
 """Elements of a row for each warp."""
 LINE = 3
-"""Neighbours in memory from which a dimension of their own is worth it: less is read twice than each element's share of a sector is then."""
+"""Neighbours in memory from which a dimension of their own is worth it. With fewer, a sector is read for few of its elements, too, but by
+lanes of one program, and so from its cache."""
 MOST_TOGETHER = 64
 """Buffers of one launch that several parts share: Triton needs more than twice the time for twice the text, and one thread for each."""
 PERSISTENT = 16384

@@ -23,7 +23,6 @@ from precast.lowering.ir.scalars import Op
 from precast.lowering.passes.layout.channels_last import dimensions, extents_in
 from precast.lowering.passes.layout.relayout import Move, moved
 
-
 NEAR = 8
 """Steps between a part and the concatenation that are not worth a question about memory."""
 
