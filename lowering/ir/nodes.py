@@ -57,12 +57,27 @@ class Axis:
         return f"{self.symbol}<{self.extent}"
 
 
+class AxisSymbol(sympy.Symbol):  # type: ignore[no-untyped-call]
+    """A symbol of an axis, which no symbol of anybody else equals. sympy remembers expressions by equality: one over another library's
+    `i0` (Inductor's are called so, too) would be handed out for ours, over a symbol that is not the axis'.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return axis_symbol, (self.name,)
+
+
+AxisSymbol.__name__ = "Symbol"
+"""sympy orders the terms of a sum by the names of their classes, and symbols before products."""
+
+
 def axis_symbol(name: str) -> sympy.Symbol:
     """The one symbol of that name: among these too, `is` is equality. (sympy forgets all but its last thousand symbols, and would then
     make another that is equal but not the same, while expressions that are remembered still hold the first.)
     """
     known = _axis_symbols.get(name)
-    return known or _axis_symbols.setdefault(name, sympy.Symbol(name, integer=True, nonnegative=True))  # type: ignore[no-untyped-call]
+    return known or _axis_symbols.setdefault(name, AxisSymbol(name, integer=True, nonnegative=True))  # type: ignore[no-untyped-call]
 
 
 _axis_symbols: dict[str, sympy.Symbol] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from precast.lowering.build import lazy_tensor as tx
 from precast.lowering.build.lazy_tensor import Tensor
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Load, View
+from precast.lowering.ir.nodes import Load, View, axis_symbol
 from precast.lowering.ir.scalars import DType
 
 I1, I0 = ix.symbol(1), ix.symbol(0)
@@ -192,3 +193,15 @@ def test_symbolic_reshape_is_affine() -> None:
         index = ix.linear_index(old, ix.reshape_index(old, new))
         flat = ix.linear_index(new, ix.symbols(len(new)))
         assert sympy.expand(ix.simplify(sympy.expand(index), ix.extents_of(new)) - flat) == 0, (old, new)
+
+
+@pytest.mark.parametrize("name", ["i0", "r0", "x1"])
+def test_symbols_of_other_libraries_are_not_those_of_axes(name: str) -> None:
+    """sympy gives out remembered expressions over equal symbols: Inductor has an `i0` of the same assumptions."""
+    theirs: Any = sympy.Symbol.__xnew__(sympy.Symbol, name, integer=True, nonnegative=True)  # type: ignore[attr-defined]
+    remembered = [theirs * 7919, theirs + 7919, sympy.expand(7 * (theirs + 7919))]
+    ours: Any = axis_symbol(name)
+    made = [ours * 7919, ours + 7919, sympy.expand(7 * (ours + 7919))]
+    assert theirs != ours and all(a != b for a, b in zip(made, remembered, strict=True))
+    assert all(symbol is ours for expr in made for symbol in expr.free_symbols)
+    assert copy.deepcopy(ours) is ours
