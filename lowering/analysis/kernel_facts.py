@@ -85,7 +85,7 @@ def _definition(kernel: Kernel, store: Store) -> Definition | None:
     if store.mode != "set" or store.gathers or store.mask is not None:
         return None
     axes = kernel.axes if store.axes is None else store.axes
-    if strides_of(store.index, axes) is None or any(isinstance(v, Scan) for v in walk(store.value)):
+    if strides_of(store.index, axes) is None:
         return None
     return Definition(store.buffer, axes, store.index, store.value)
 

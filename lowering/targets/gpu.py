@@ -10,10 +10,12 @@ from precast.lowering.analysis.dependencies import order_steps
 from precast.lowering.analysis.traits import traits_of
 from precast.lowering.options import LoweringOptions
 from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
+from precast.lowering.passes.fusion.join_parts import join_parts
 from precast.lowering.passes.gpu.attention_layout import heads_of_a_row_together
 from precast.lowering.passes.gpu.batch_kernels import gpu_batches
 from precast.lowering.passes.gpu.concat_in_place import share_joins
 from precast.lowering.passes.gpu.conv_bias_and_layout import conv_biases, weights_channels_last
+from precast.lowering.passes.gpu.depthwise_conv import depthwise_convolutions
 from precast.lowering.passes.gpu.gemv_as_reduction import vector_products
 from precast.lowering.passes.gpu.library_epilogues import attach_gpu_epilogues
 from precast.lowering.passes.gpu.pad_matmul_rows import roomy_rows
@@ -72,6 +74,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("narrow weights", partial(narrow_products, traits=traits)),
         *epilogues,
         ("roomy rows", partial(roomy_rows, traits=traits)),
+        ("depthwise convolutions", depthwise_convolutions),
         ("convolution biases", conv_biases),
         ("weights channels last", weights_channels_last(options.freeze, bound)),
         ("channels last", partial(channels_last, as_it_is=is_patch)),
@@ -83,6 +86,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("split axes", split_axes),
         ("recognise attention", recognise_attention),
         ("heads of a row together", heads_of_a_row_together),
+        ("join parts", join_parts),
         ("fuse siblings", partial(fuse_siblings, growth=growth, launches=True)),
         ("hoist invariants", partial(hoist_invariants, growth=growth)),
         *products,

@@ -24,7 +24,7 @@ from precast.lowering.analysis.kernel_facts import KernelFacts, facts_of
 from precast.lowering.ir.nodes import Kernel, Program
 from precast.lowering.ir.sizes import hint
 from precast.lowering.passes.fusion.emit import emit
-from precast.lowering.passes.fusion.fusion_groups import Group, Site, merge_places, ordered, single, sites_between
+from precast.lowering.passes.fusion.fusion_groups import Group, Site, merge_places, ordered, scan_carries_over, single, sites_between
 from precast.lowering.passes.fusion.reduction_reuse import reductions_stay_single
 
 MAX_BUFFERS = 40
@@ -143,13 +143,13 @@ def _merged_or_reason(state: Fusion, facts: KernelFacts, a: Group, b: Group, sur
         return "the kernel would use too many buffers at once"
     if a.overwrites & (b.loads | b.overwrites) or b.overwrites & a.loads:
         return "one overwrites a buffer that the other reads, so their order must stay"
-    if a.scanned:
-        return "it holds a scan, which runs along an axis of its own kernel"
     if _path_between(state, state.owner[min(a.members)], state.owner[max(b.members)]):
         return "a step between them needs the first one's result"
     sites = sites_between(facts, a, b)
     if isinstance(sites, str):
         return sites
+    if a.scanned and not scan_carries_over(facts, a, b, sites):
+        return "it holds a scan, and the other does not visit the same elements in the same loops"
     for rule in RULES:
         reason = rule(facts, a, b, sites)
         if reason is not None:

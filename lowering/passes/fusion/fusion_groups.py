@@ -9,7 +9,7 @@ import sympy
 
 from precast.lowering.analysis.kernel_facts import KernelFacts, cost_of, points, reduction_levels
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Index, Kernel, Load, Scan, axis_symbol, walk
+from precast.lowering.ir.nodes import Axis, Index, Kernel, Load, Scan, Size, axis_symbol, walk
 from precast.lowering.ir.substitution import Mapping_, coordinates, shared_axis, strides_of
 from precast.lowering.ir.sympy_calls import renamed, same, symbols_of
 
@@ -41,7 +41,7 @@ class Group:
     levels: frozenset[Symbols]  # sets of axes at which reductions are computed or shorter stores made: nested, outermost first
     costs: dict[str, int]
     reducing: bool
-    scanned: Symbols  # axes along which a scan runs: such a group is never merged sideways or as a producer
+    scanned: Symbols  # axes along which a scan runs: such a group is never merged sideways, and as a producer see `scan_carries_over`
 
     @property
     def points(self) -> int:
@@ -136,8 +136,6 @@ def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[A
     if load.gathers:
         if any(g.symbol in taken for g in load.gathers):
             return "two gathers use one name"
-        if _has_positions(facts, load.buffer):
-            return "it computes positions, which cannot depend on gathered data"
     extents = tuple((x.symbol, x.extent) for x in (*b.axes, *inner)) + tuple((g.symbol, g.size) for g in load.gathers)
     items = tuple((s, e) for s, e in placed.mapping if s is not e) + tuple(names.items())
     at = ix.substitute(load.index, items, extents) if items else load.index
@@ -147,6 +145,9 @@ def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[A
         return f"the elements that it reads of {load.buffer} cannot be traced to the points that store them"
     if load.mask is not None and not ix.has_division(at) and any(ix.has_division(e) for _, e in where):
         return f"its masked reads of {load.buffer} cannot be traced to the points that store them"
+    gathered = {g.symbol for g in load.gathers}
+    if gathered and _has_positions(facts, load.buffer, frozenset(s for s, e in where if gathered & symbols_of(e))):
+        return "it computes positions, which cannot depend on gathered data"
     used = _symbols_in(e for _, e in where)
     binders = tuple(x for x in inner if x.symbol in used)
     axes = tuple(x for x in b.axes if x.symbol in used)
@@ -156,8 +157,26 @@ def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[A
     return Site(load, at, where, binders, axes, facts.elements[load.buffer], evaluations, reducing)
 
 
-def _has_positions(facts: KernelFacts, buffer: str) -> bool:
-    return any(isinstance(v, Index) for v in walk(facts.defined[buffer].value))
+def _has_positions(facts: KernelFacts, buffer: str, along: Symbols) -> bool:
+    """Whether the buffer's values are computed from the position along one of these axes."""
+    return any(isinstance(v, Index) and symbols_of(v.expr) & along for v in walk(facts.defined[buffer].value))
+
+
+def scan_carries_over(facts: KernelFacts, a: Group, b: Group, sites: Sequence[Site]) -> bool:
+    """Whether a scan of `a` may run in the loops of `b`: each point of these reads the element of one point of the scan's, in its order."""
+    if b.reducing or b.scanned:
+        return False
+    extents: dict[sympy.Expr, Size] = {x.symbol: x.extent for x in b.axes}
+    seen: list[object] = []
+    for site in sites:
+        own = [x for x in facts.defined[site.load.buffer].axes if x.extent != 1]
+        where = dict(site.coordinates)
+        found = [where[x.symbol] for x in own]
+        alike = all(extents.get(e) == x.extent for e, x in zip(found, own, strict=True))
+        if site.binders or site.load.mask is not None or site.load.gathers or not alike or len(set(found)) != len(b.axes):
+            return False
+        seen.append(axes_of_producer(facts, a, site))
+    return all(points == seen[0] for points in seen)
 
 
 def _evaluations(b: Group, inner: list[Axis], used: Symbols) -> int:
@@ -213,6 +232,7 @@ def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], surv
         if facts.stored.get(member, frozenset()) & set(survivors):
             levels.add(_symbols_in(e for _, e in places[member].mapping) & {x.symbol for x in axes})
     merged = _union_of(a, b, axes, places, levels)
+    merged = replace(merged, scanned=b.scanned | _symbols_in(mapping[s] for s in a.scanned))
     return ordered(facts, merged)
 
 

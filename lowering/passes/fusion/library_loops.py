@@ -93,13 +93,14 @@ def load_view(view: View, axes: tuple[Axis, ...], buffers: Buffers, stride: tupl
     return Load(view.buffer, place(axes, view.stride if stride is None else stride, view.offset), buffers[view.buffer].dtype)
 
 
-def _compute(v: Value) -> Value:
+def in_compute_type(v: Value) -> Value:
+    """The value in the type that it is computed in."""
     return v if v.dtype is v.dtype.compute else Cast(v, v.dtype.compute)
 
 
 def finish(step: Gemm | Conv, value: Value, axes: tuple[Axis, ...], buffers: Buffers) -> Value:
     """Activation and residual of `step` over `value`."""
-    residual = None if step.residual is None else _compute(load_view(step.residual, axes, buffers))
+    residual = None if step.residual is None else in_compute_type(load_view(step.residual, axes, buffers))
     if residual is not None and step.residual_order == "before":
         value = Alu(Op.ADD, (value, residual), value.dtype)
     value = activate(step.activation, step.activation_args, value)
@@ -116,7 +117,7 @@ def epilogue_kernel(name: str, step: Gemm | Conv, buffers: Buffers) -> Kernel | 
     order = sorted(range(len(out.size)), key=lambda d: -_known(out.stride[d]))
     axes = axes_of(out.size)
     index = place(axes, out.stride)
-    value = finish(step, _compute(Load(out.name, index, out.dtype)), axes, buffers)
+    value = finish(step, in_compute_type(Load(out.name, index, out.dtype)), axes, buffers)
     return Kernel(name, tuple(axes[d] for d in order), (Store(out.name, index, value),), step.origins)
 
 
@@ -157,9 +158,9 @@ def _product(
     """The sum of the products of both sides, and the step's epilogue."""
     out = buffers[step.out]
     compute = out.dtype.compute
-    a, b = map(_compute, sides)
+    a, b = map(in_compute_type, sides)
     value: Value = Reduce(ReduceOp.SUM, Alu(Op.MUL, (a, b), compute), (depth,), compute)
     if bias is not None:
-        value = Alu(Op.ADD, (value, _compute(bias)), compute)
+        value = Alu(Op.ADD, (value, in_compute_type(bias)), compute)
     value = finish(step, value, axes, buffers)
     return Kernel(name, axes, (Store(out.name, place(axes, out.stride), value),), step.origins)

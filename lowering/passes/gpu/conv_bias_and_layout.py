@@ -2,7 +2,8 @@
 
 For a convolution with only a bias torch launches two kernels, the second of which passes over the whole result. So the bias of a shortcut
 convolution is added to that of the convolution which adds its result, and any other bias becomes a pointwise kernel, for later passes to
-fuse.
+fuse. A result that leaves the program in another layout than channels-last is passed over anyway, by what brings it there: that kernel has
+the whole epilogue.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Alu, Buffer, Conv, Kernel, Load, Program, Step, Store, View
 from precast.lowering.ir.scalars import Op
 from precast.lowering.ir.substitution import shared_axis
+from precast.lowering.passes.fusion.library_loops import finish, in_compute_type
 from precast.lowering.passes.gpu.patch_conv_as_matmul import is_patch
+from precast.lowering.passes.layout.channels_last import is_image
 
 
 def conv_biases(program: Program) -> Program:
-    """The program without convolutions that have a bias and no activation."""
+    """The program without convolutions that have a bias and no activation, or of which a result in rows of pixels is an output."""
     return _Biases(program).run()
 
 
@@ -59,7 +62,7 @@ class _Biases:
                 steps.append(replace(step, bias=None))
             elif isinstance(step, Conv) and step.residual is not None and step.residual.buffer in self.moved:
                 steps += self._with_both(step, self.moved[step.residual.buffer])
-            elif isinstance(step, Conv) and _bare(step):
+            elif isinstance(step, Conv) and (_bare(step) or self._leaves_in_planes(step)):
                 steps += self._split(step)
             else:
                 steps.append(step)
@@ -77,17 +80,29 @@ class _Biases:
         kernel = Kernel(f"add_{target}", (shared_axis(c, channels),), (Store(target, c, Alu(Op.ADD, tuple(parts), dtype.compute)),))
         return [kernel, replace(step, bias=View(target, (channels,), (1,)))]
 
+    def _leaves_in_planes(self, step: Conv) -> bool:
+        """Whether the result is an output whose channels do not lie side by side, as those of cuDNN's result do."""
+        out = self.buffers[step.out]
+        if step.out not in self.outputs or not is_image(step) or is_patch(step) or step.x.size[1] == 1:
+            return False
+        one_pixel = all(n == 1 for n in out.size[2:])
+        return out.size[1] != 1 and not one_pixel and out.stride == ix.contiguous_strides(out.size)
+
     def _split(self, step: Conv) -> list[Step]:
-        """The convolution without its bias, and a kernel that adds the bias."""
+        """The convolution alone, and a kernel with its epilogue."""
         result, bias = self.buffers[step.out], step.bias
-        assert bias is not None
         plain = add_buffer(self.buffers, f"{step.out}_plain", result.size, result.stride, result.dtype)
         symbols = ix.symbols(len(result.size))
-        index = ix.affine(0, tuple(zip(result.stride, symbols, strict=True)))
-        addend = Load(bias.buffer, ix.affine(bias.offset, ((bias.stride[0], symbols[1]),)), result.dtype)
-        value = Alu(Op.ADD, (Load(plain, index, result.dtype), addend), result.dtype.compute)
         axes = tuple(shared_axis(s, n) for s, n in zip(symbols, result.size, strict=True))
-        return [replace(step, out=plain, bias=None), Kernel(f"bias_{step.out}", axes, (Store(step.out, index, value),), step.origins)]
+        index = ix.affine(0, tuple(zip(result.stride, symbols, strict=True)))
+        load = Load(plain, index, result.dtype)
+        if bias is None:
+            value = in_compute_type(load)
+        else:
+            addend = Load(bias.buffer, ix.affine(bias.offset, ((bias.stride[0], symbols[1]),)), result.dtype)
+            value = Alu(Op.ADD, (load, addend), result.dtype.compute)
+        kernel = Kernel(f"bias_{step.out}", axes, (Store(step.out, index, finish(step, value, axes, self.buffers)),), step.origins)
+        return [replace(step, out=plain, bias=None, activation="none", activation_args=(), residual=None), kernel]
 
 
 def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:

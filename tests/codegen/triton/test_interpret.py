@@ -20,6 +20,7 @@ OTHERWISE = {
     "cumsum/long-f32": "eager's running sum on a CPU is in double precision",
     "conv2d/plain-bf16": "rounded before the bias is added, as eager on a GPU does",
     "conv2d/1x1-bf16": "likewise",
+    "conv2d/relu-bf16": "likewise",
     "digamma/subnormal-bf16": "the interpreter widens subnormal bfloat16 wrongly",
 }
 NESTED = {
