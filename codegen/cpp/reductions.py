@@ -21,6 +21,8 @@ def identity(op: ReduceOp, dtype: DType) -> str:
                 return literal(float("inf") if op is ReduceOp.MIN else float("-inf"), dtype)
             low, high = LIMITS[dtype]
             return literal(high if op is ReduceOp.MIN else low, dtype)
+        case ReduceOp.LOGSUMEXP:
+            raise TypeError(f"{op.value} has no loop on CPUs: lowering leaves it to the library")
 
 
 @dataclass(frozen=True)

@@ -158,3 +158,4 @@ class ReduceOp(Enum):
     ALL = "all"
     ARGMIN = "argmin"  # lowest index among equals; NaN wins, the first one
     ARGMAX = "argmax"
+    LOGSUMEXP = "logsumexp"  # log of the sum of exponentials, by the largest term so far; of scans on GPUs only

@@ -57,11 +57,21 @@ def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: object = None) -> Result:
     return _accumulated(b, ReduceOp.PROD, x, dim)
 
 
+@lowering("logcumsumexp")
+def logcumsumexp(b: Builder, x: Tensor, dim: int) -> Result:
+    """On a CPU the library's: there each step of a row waits for the logarithm before it, whoever computes it."""
+    if not b.on_gpu or not x.dtype.is_float or _is_librarys(b, x, dim % max(x.rank, 1)):
+        return None
+    return scan(b, ReduceOp.LOGSUMEXP, x, dim % max(x.rank, 1), b.output())
+
+
 def _extremes(b: Builder, x: Tensor, dim: int, op: ReduceOp, arg: ReduceOp) -> Result:
     if x.dtype is DType.BOOL:
         return None
     x, dim = b.settle(x), dim % max(x.rank, 1)
-    return scan(b, op, x, dim, b.output(0)), scan(b, arg, x, dim, b.output(1))
+    which = ((op, 0), (arg, 1))
+    first, second = (scan(b, one, x, dim, b.output(position)) if b.is_used(position) else None for one, position in which)
+    return first, second
 
 
 lowering("cummax")(lambda b, x, dim: _extremes(b, x, dim, ReduceOp.MAX, ReduceOp.ARGMAX))

@@ -310,6 +310,7 @@ SCANS: dict[ReduceOp, Callable[[Tensor, int], Tensor]] = {
     ReduceOp.MAX: lambda x, d: x.cummax(d).values,
     ReduceOp.ARGMIN: lambda x, d: x.cummin(d).indices,
     ReduceOp.ARGMAX: lambda x, d: x.cummax(d).indices,
+    ReduceOp.LOGSUMEXP: lambda x, d: x.logcumsumexp(d),
 }
 
 ALU: dict[Op, Callable[..., Tensor]] = {

@@ -212,6 +212,11 @@ def _scans(table: Table) -> None:
     table.add("cummin", lambda x: torch.cummin(x, 0), lambda s: (s.distinct(4, 9),), (F32,))
     table.add("cummax/ties", lambda x: torch.cummax(x, 1), lambda s: (s.ints(4, 30, low=0, high=4).to(s.dtype),), (F32, I64))
     table.add("logcumsumexp", lambda x: torch.logcumsumexp(x, 1), _x(4, 9), (F32,), ulps=32)
+    infinite = lambda x: torch.logcumsumexp(torch.where(x.abs() < 0.5, x / 0 * x.sign(), x), 0)  # noqa: E731
+    table.add("logcumsumexp/infinite", infinite, _x(9, 4), (F32,), ulps=32)
+    table.add("cumprod/scaled", lambda x: 1 - (1 - x * 0.1).cumprod(1) * 2, _x(4, 9), (F32, BF16), factor=4)
+    table.add("cumsum/two_readers", lambda x: (x.cumsum(0).relu(), x.cumsum(0)[:, 1:] * 2), _x(5, 6), (F32,), factor=4)
+    table.add("cummax/values", lambda x: (torch.cummax(x, 1)[0] - x, torch.cummin(x, 0)[1]), lambda s: (s.distinct(4, 9),), (F32,))
     table.add("cumsum/flipped", lambda x: x.flip(1).cumsum(1).flip(1), _x(3, 7), (F32,))
     table.add("cumsum/of_chain", lambda x: (x.exp() * 0.5).cumsum(-1) / torch.arange(1, 10, device=x.device), _x(4, 9), (F32,))
     # one result in all beside one per row, in one kernel that also stores every element

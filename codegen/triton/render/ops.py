@@ -336,6 +336,13 @@ def combine_max(a, b):
         return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return tl.where((a > b) | (a != a), a, b)
 """,
+    "running_logsumexp": """
+def running_logsumexp(a, b):
+    # the larger of the two comes out of the exponentials; equal infinities have no difference
+    high = combine_max(a, b)
+    sum = high + libdevice.log1p(libdevice.exp(combine_min(a, b) - high))
+    return tl.where((a == b) & (tl.abs(a) == float("inf")), a, sum)
+""",
     "last_argmin": """
 def last_argmin(a, i, b, j):
     # of running extremes: NaN wins, the highest index among equals
@@ -391,7 +398,7 @@ COMBINE: dict[ReduceOp, str] = {
     ReduceOp.ARGMIN: "combine_argmin",
     ReduceOp.ARGMAX: "combine_argmax",
 }
-RUNNING = {**COMBINE, ReduceOp.ARGMIN: "last_argmin", ReduceOp.ARGMAX: "last_argmax"}
+RUNNING = {**COMBINE, ReduceOp.ARGMIN: "last_argmin", ReduceOp.ARGMAX: "last_argmax", ReduceOp.LOGSUMEXP: "running_logsumexp"}
 """The same for scans."""
 
 LIMITS = {DType.I64: 63, DType.I32: 31, DType.I16: 15, DType.I8: 7}
@@ -430,7 +437,7 @@ def literal(value: bool | int | float, dtype: DType) -> str:
 
 def identity(op: ReduceOp, dtype: DType) -> str:
     """The neutral element of a reduction, as a literal."""
-    low = op in (ReduceOp.MAX, ReduceOp.ARGMAX)
+    low = op in (ReduceOp.MAX, ReduceOp.ARGMAX, ReduceOp.LOGSUMEXP)
     match op:
         case ReduceOp.SUM | ReduceOp.ANY:
             return literal(0, dtype)
@@ -446,7 +453,7 @@ def identity(op: ReduceOp, dtype: DType) -> str:
             return literal(-(1 << LIMITS[dtype]) if low else (1 << LIMITS[dtype]) - 1, dtype)
 
 
-_WORD = re.compile(r"\b[a-z_0-9]+(?=\()|\b(?:combine|last)_[a-z]+")
+_WORD = re.compile(r"\b[a-z_0-9]+(?=\()|\b(?:combine|last|running)_[a-z]+")
 
 
 def needed_helpers(body: str) -> tuple[str, ...]:

@@ -130,12 +130,12 @@ class Reductions(Memory):
         if node.op not in INDEXED:
             self.inner_lines += [
                 f"{done} = {RUNNING[node.op]}({done}_carry, {done})",
-                f"{done}_carry = tl.sum(tl.where({last}, {done}, {done} * 0), 1, keep_dims=True).to({TYPES[item]})",
+                f"{done}_carry = tl.sum(tl.where({last}, {done}, tl.zeros_like({done})), 1, keep_dims=True).to({TYPES[item]})",
             ]
             return
         self.starts.append(f"{done}_carry_at = tl.full({first}, 0, tl.int64)")
         self.inner_lines += [
             f"{done}_best, {done} = {RUNNING[node.op]}({done}_carry, {done}_carry_at, {done}_best, {done})",
-            f"{done}_carry = tl.sum(tl.where({last}, {done}_best, {done}_best * 0), 1, keep_dims=True).to({TYPES[item]})",
-            f"{done}_carry_at = tl.sum(tl.where({last}, {done}, {done} * 0), 1, keep_dims=True)",
+            f"{done}_carry = tl.sum(tl.where({last}, {done}_best, tl.zeros_like({done}_best)), 1, keep_dims=True).to({TYPES[item]})",
+            f"{done}_carry_at = tl.sum(tl.where({last}, {done}, tl.zeros_like({done})), 1, keep_dims=True)",
         ]
