@@ -30,6 +30,7 @@ from precast.lowering.build.triton_launches import is_uninitialised, launch
 from precast.lowering.build.type_checks import fits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import ITEM, Bind, Constant, Extern, Load, Output, Program, Size, View, walk
+from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import MAX_BOUND, Unsupported, is_unbacked, is_unguarded, number_of, size_symbol, sizes
 from precast.lowering.ir.torch_dtypes import dtype_of
 from precast.lowering.options import DEFAULTS, LoweringOptions
@@ -288,7 +289,7 @@ class _Walk:
         rule = LOWERINGS.get(target)
         if rule is None or (self.deterministic and target._schema.name.removeprefix("aten::") in COLLIDING):
             return None
-        odd = node.target not in VIEWS and self._is_odd(node, value)
+        odd = node.target not in VIEWS and not _reads_bytes(node, value) and self._is_odd(node, value)
         if odd or self._crosses(node, value):
             return None
         if not fits(target, node.args, node.kwargs):
@@ -450,6 +451,14 @@ class _Walk:
             else:
                 found.append(Output(None, value))
         self.outputs = tuple(found)
+
+
+def _reads_bytes(node: fx.Node, value: Any) -> bool:
+    """Whether this converts floats of eight bits, whose bytes a kernel can read, to a type that has arithmetic."""
+    source = node.args[0].meta.get("val") if node.target is aten._to_copy.default and isinstance(node.args[0], fx.Node) else None
+    if not isinstance(source, torch.Tensor) or not isinstance(value, torch.Tensor) or source.layout is not torch.strided:
+        return False
+    return dtype_of(source.dtype) is DType.FLOAT8 and dtype_of(value.dtype) not in WITHOUT_ARITHMETIC
 
 
 def _used_results(node: fx.Node) -> frozenset[int] | None:

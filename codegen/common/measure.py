@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from precast.lowering.ir.nodes import Buffer, Conv, Gemm, View
+from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
 
@@ -68,7 +69,8 @@ def tensor(view: View, dtype: torch.dtype) -> torch.Tensor:
 
 
 def torch_dtype(buffer: Buffer) -> torch.dtype:
-    return TORCH_DTYPES[buffer.dtype]
+    """torch's type of a buffer; floats of eight bits are bytes, as kernels see them."""
+    return TORCH_DTYPES[DType.U8 if buffer.dtype is DType.FLOAT8 else buffer.dtype]
 
 
 def gemm_key(step: Gemm, buffers: Mapping[str, Buffer]) -> str:

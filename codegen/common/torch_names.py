@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from precast.lowering.ir.nodes import Buffer
-from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.scalars import NAMED, DType
 from precast.lowering.ir.torch_dtypes import TORCH_NAMES
 
 DTYPE_CODES: dict[DType, int] = {
@@ -26,12 +26,12 @@ OTHER_CODES = {
 
 def torch_name(buffer: Buffer) -> str:
     """torch's name of a buffer's dtype."""
-    return buffer.torch_dtype.removeprefix("torch.") if buffer.dtype is DType.OTHER else TORCH_NAMES[buffer.dtype]
+    return buffer.torch_dtype.removeprefix("torch.") if buffer.dtype in NAMED else TORCH_NAMES[buffer.dtype]
 
 
 def dtype_code(buffer: Buffer) -> int:
     """c10::ScalarType number of a buffer's dtype."""
-    if buffer.dtype is not DType.OTHER:
+    if buffer.dtype not in NAMED:
         return DTYPE_CODES[buffer.dtype]
     name = buffer.torch_dtype.removeprefix("torch.")
     if name not in OTHER_CODES:

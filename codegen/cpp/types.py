@@ -17,6 +17,7 @@ STORAGE: dict[DType, str] = {
     DType.I8: "int8_t",
     DType.U8: "uint8_t",
     DType.BOOL: "uint8_t",
+    DType.FLOAT8: "uint8_t",
 }
 """The type of an element in memory. `bool` lies as uint8_t: loads of `bool` do not vectorise in GCC 12."""
 

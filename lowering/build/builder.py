@@ -43,7 +43,7 @@ from precast.lowering.ir.sympy_calls import equal, same
 from precast.lowering.ir.torch_dtypes import TORCH_NAMES, dtype_of
 from precast.target_registry import HOST_DEVICE
 
-WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.OTHER)
+WITHOUT_ARITHMETIC = (DType.C64, DType.C128, DType.FLOAT8, DType.OTHER)
 """Types that only library calls compute with."""
 
 MAX_LOADS = 24

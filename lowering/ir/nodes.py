@@ -175,7 +175,7 @@ class Buffer:
     dtype: DType
     size: tuple[Size, ...]
     stride: tuple[Size, ...]
-    torch_dtype: str = ""  # torch's own name ("float8_e4m3fn"), needed where dtype is OTHER
+    torch_dtype: str = ""  # torch's own name ("float8_e4m3fn"), needed where dtype is OTHER or FLOAT8
     on_cpu: bool = False  # in a program for a GPU: lies in the host's memory (an input, or what an extern call gives)
 
     def __repr__(self) -> str:

@@ -20,7 +20,8 @@ class DType(Enum):
     BOOL = "bool"
     C64 = "c64"
     C128 = "c128"
-    OTHER = "other"  # a type that only extern calls understand (float8, uint16, quantised …)
+    FLOAT8 = "float8"  # one of torch's floats of eight bits: kernels read its bytes (U8), extern calls write them
+    OTHER = "other"  # a type that only extern calls understand (uint16, quantised …)
 
     @property
     def itemsize(self) -> int:
@@ -50,9 +51,11 @@ class DType(Enum):
     @property
     def compute(self) -> DType:
         """The type that arithmetic on this storage type runs in."""
-        return DType.F32 if self in (DType.BF16, DType.F16) else self
+        return DType.F32 if self in (DType.BF16, DType.F16) else DType.U8 if self is DType.FLOAT8 else self
 
 
+NAMED = (DType.FLOAT8, DType.OTHER)
+"""Types of which torch has several: a buffer has the name of its own."""
 HALVES = (DType.BF16, DType.F16)
 HELD_BY_HALVES = (DType.I8, DType.U8, DType.BOOL)
 """The types of which every value is one of both half types."""

@@ -21,7 +21,8 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.C128: torch.complex128,
 }
 TORCH_NAMES = {ours: str(theirs).removeprefix("torch.") for ours, theirs in TORCH_DTYPES.items()}
-_OURS = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_OURS = {**{theirs: ours for ours, theirs in TORCH_DTYPES.items()}, **dict.fromkeys(FLOAT8, DType.FLOAT8)}
 
 
 def dtype_of(dtype: torch.dtype) -> DType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -11,6 +12,7 @@ import sympy
 from precast.lowering.build import lazy_tensor as tx
 from precast.lowering.build import scalar_exprs as v
 from precast.lowering.build.builder import Builder
+from precast.lowering.build.float8 import decoded
 from precast.lowering.build.lazy_tensor import Tensor, alu, compare
 from precast.lowering.build.registry import Result, lowering
 from precast.lowering.build.scalar_exprs import Number, Operand, const
@@ -440,9 +442,18 @@ def to_copy(b: Builder, x: Tensor | bool | int | float, **ignored: object) -> Re
     """
     if not isinstance(x, Tensor):
         return b.lazy((), b.dtype, tx.constant(x, b.dtype))
+    if x.dtype is DType.FLOAT8:
+        return _from_bytes(b, x)
     if x.dtype is b.dtype:
         return x
     return b.lazy(x.size, b.dtype, _converted(x, b.dtype))
+
+
+def _from_bytes(b: Builder, x: Tensor) -> Result:
+    """A conversion from floats of eight bits, whose bytes are read."""
+    assert x.window is not None
+    value = decoded(replace(x, dtype=DType.U8, _body=[]).body(), b.named[x.window.buffer].torch_dtype)
+    return None if value is None else b.lazy(x.size, b.dtype, tx.rounded(tx.cast(value, b.dtype), b.dtype))
 
 
 @lowering("copy")

@@ -35,7 +35,7 @@ from precast.lowering.ir.nodes import (
     Step,
     View,
 )
-from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.scalars import NAMED, DType
 from precast.lowering.ir.sizes import range_message
 from precast.lowering.ir.torch_dtypes import TORCH_DTYPES
 from precast.lowering.verify.evaluate import Points, Stored, evaluate_index, evaluate_kernel, int_of, real_of
@@ -88,7 +88,7 @@ class _Machine:
             if shape != tuple(tensor.shape):
                 raise ValueError(f"input {buffer.name} has shape {tuple(tensor.shape)}, the program expects {shape}")
             flat = tensor.detach().as_strided((self._span(buffer),), (1,), tensor.storage_offset())
-            if self.double and flat.is_floating_point():
+            if self.double and buffer.dtype.is_float:
                 self.written[buffer.name] = (flat, flat.to(torch.float64))
                 flat = self.written[buffer.name][1]
             self.memory[buffer.name] = flat
@@ -125,7 +125,7 @@ class _Machine:
         return None if scalar is None else int_of(scalar, self.sizes)
 
     def _dtype(self, dtype: DType, torch_name: str = "") -> torch.dtype:
-        if dtype is DType.OTHER:
+        if dtype in NAMED:
             found = getattr(torch, torch_name)
             assert isinstance(found, torch.dtype)
             return found
@@ -133,7 +133,7 @@ class _Machine:
 
     def _stored(self, name: str) -> torch.dtype:
         buffer = self.buffers[name]
-        return self._dtype(buffer.dtype, buffer.torch_dtype) if buffer.dtype is DType.OTHER else TORCH_DTYPES[buffer.dtype]
+        return self._dtype(buffer.dtype, buffer.torch_dtype) if buffer.dtype in NAMED else TORCH_DTYPES[buffer.dtype]
 
     def _fresh(self, name: str) -> torch.Tensor:
         """The buffer's memory, allocated and poisoned at its first write."""
@@ -182,9 +182,14 @@ class _Machine:
     def _kernel(self, kernel: Kernel) -> None:
         # All values first, then all stores: the kernel's stores do not see one another, and a slot reused in place is poisoned after it
         # was read.
-        stored: list[Stored] = evaluate_kernel(kernel, self.memory.__getitem__, self.sizes, self._dtype)
+        stored: list[Stored] = evaluate_kernel(kernel, self._elements, self.sizes, self._dtype)
         for store, points in zip(kernel.stores, stored, strict=True):
             _write(self._fresh(store.buffer), store.mode, points)
+
+    def _elements(self, name: str) -> torch.Tensor:
+        """What a kernel reads: of floats of eight bits, the bytes."""
+        flat = self.memory[name]
+        return flat.view(torch.uint8) if self.buffers[name].dtype is DType.FLOAT8 else flat
 
     def _write_view(self, name: str, result: torch.Tensor) -> None:
         buffer = self.buffers[name]

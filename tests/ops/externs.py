@@ -44,6 +44,7 @@ RARE: dict[str, tuple[str, ...]] = {
     "polygamma_extern": ("aten::polygamma",),
     "rand_like": ("aten::rand_like",),
     "searchsorted_extern": ("aten::searchsorted.Tensor",),
+    "to/from_float8_e5m2fnuz": ("aten::_to_copy",),
     "tri_indices": ("aten::tril_indices",),
     "upsample/antialias_extern": ("aten::_upsample_bilinear2d_aa",),
     "view_dtype": ("aten::view_copy.dtype",),

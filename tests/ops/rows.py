@@ -6,6 +6,7 @@ who runs it; `runners.py` holds the backends and `check.py` what is compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,12 @@ class Sampler:
     def ints(self, *shape: int, low: int, high: int, dtype: torch.dtype = I64) -> torch.Tensor:
         """Integers in [low, high)."""
         return torch.randint(low, high, shape, generator=self.generator).to(dtype)
+
+    def float8(self, kind: torch.dtype, *shape: int) -> torch.Tensor:
+        """Floats of eight bits: each that there is, or random ones."""
+        count = math.prod(shape)
+        found = torch.arange(256, dtype=U8) if count == 256 else self.t(count, dtype=F32).to(kind).view(U8)
+        return found.view(kind).reshape(shape)
 
     def uniform(self, *shape: int, low: float, high: float, dtype: torch.dtype | None = None) -> torch.Tensor:
         dtype = dtype or self.dtype

@@ -146,6 +146,13 @@ def _matmul(table: Table) -> None:
         (F32, BF16, F16),
         factor=4,
     )
+    table.add(
+        "linear/float8_weights",
+        lambda x, w, scale: F.silu(F.linear(x, w.to(x.dtype)) * scale),
+        lambda s: (s.t(6, 300), s.float8(torch.float8_e4m3fn, 48, 300), s.t(48) / 64),
+        (F32, BF16, F16),
+        factor=4,
+    )
     table.add("linear/1d", lambda x, w, b: F.linear(x[0], w, b), linear, (F32,), factor=4)
     table.add("mm/transposed", lambda a, b: a.t() @ b.t(), lambda s: (s.t(7, 5), s.t(9, 7)), (F32, F64), factor=4)
     table.add("mm/int", torch.mm, lambda s: (s.t(5, 7), s.t(7, 3)), (I64,))

@@ -307,6 +307,16 @@ def _casts(table: Table) -> None:
     table.add(
         "to/roundtrip", lambda x: (x.to(BF16).to(F32) * 3, x.to(F16).float() + x), _one("c"), (F32,), reference="eager", ulps=2**17
     )  # a rounding between fused ops may be left out
+    kinds = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    for number, kind in enumerate(kinds):
+        others = ((BF16, F64), (F16,), (BF16, BOOL), (F16,))[number]
+        table.add(
+            f"to/from_{kind}",
+            lambda x, others=others: (x.float() * 3, x.t()[1:].float() + 1, *(x.to(d) for d in others)),
+            lambda s, kind=kind: (s.float8(getattr(torch, kind), 16, 16),),
+            (F32,),
+            reference="eager",
+        )
     table.add("to/u8_nonnegative", lambda x: x.abs().to(U8), _one("c"), (F32,), reference="eager")
     table.add("promote/int_float", lambda i, x: i + x * 2, lambda s: (s.ints(4, 5, low=-5, high=5), s.t(5)), (F32, BF16))
     table.add("promote/bool_int", lambda b, i: b * i + b, lambda s: (s.t(4, 5, dtype=BOOL), s.t(5)), (I64, I32))

@@ -23,6 +23,7 @@ TYPES: dict[DType, str] = {
     DType.I8: "tl.int8",
     DType.U8: "tl.uint8",
     DType.BOOL: "tl.int1",
+    DType.FLOAT8: "tl.uint8",
 }
 """Triton's names of the element types; a dtype that is missing here cannot be in a kernel."""
 
@@ -37,6 +38,7 @@ POINTERS: dict[DType, str] = {
     DType.I8: "*i8",
     DType.U8: "*u8",
     DType.BOOL: "*i1",
+    DType.FLOAT8: "*u8",
 }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from precast.lowering.analysis.effects import writes
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.build.builder import Cost
+from precast.lowering.build.float8 import NODES, decodings
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Buffer, Gemm, Kernel, Load, Program, Step, walk
 from precast.lowering.ir.scalars import HALVES
@@ -19,7 +20,7 @@ from precast.lowering.passes.fusion.library_loops import gemm_kernel
 from precast.lowering.passes.simplify.constant_fold import without_dead_steps
 
 MAX_NODES = 6
-"""Operations for each weight, which are done once for each block of rows."""
+"""Operations for each weight, which are done once for each block of rows; decoding a float of eight bits is not counted."""
 
 
 def narrow_products(program: Program, traits: Traits) -> Program:
@@ -54,7 +55,9 @@ def _makers(kernel: Kernel) -> list[_Maker]:
 def _maker(kernel: Kernel, number: int) -> _Maker | None:
     store = kernel.stores[number]
     cost = Cost(store.value)
-    if store.mode != "set" or store.mask is not None or store.gathers or store.axes is not None or cost.heavy or cost.nodes > MAX_NODES:
+    if store.mode != "set" or store.mask is not None or store.gathers or store.axes is not None or cost.heavy:
+        return None
+    if cost.nodes > MAX_NODES + NODES * decodings(store.value):
         return None
     symbols = tuple(a.symbol for a in kernel.axes if a.extent != 1)
     loads: dict[str, int] = {}

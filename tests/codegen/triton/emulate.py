@@ -124,7 +124,10 @@ class TritonMachine(_Machine):
 
     def launch(self, kernel: TritonKernel) -> None:
         grid = int_of(kernel.grid, self.sizes)
-        arguments = [self.sizes[a.symbol] if a.symbol is not None else self._fresh(a.buffer) for a in kernel.arguments]
+        for argument in kernel.arguments:
+            if argument.symbol is None:
+                self._fresh(argument.buffer)
+        arguments = [self.sizes[a.symbol] if a.symbol is not None else self._elements(a.buffer) for a in kernel.arguments]
         if grid == 0:
             return
         function = load(kernel)
