@@ -38,6 +38,19 @@ class Traits:
     to its last; the library's sums and products over one row (CUB's) run on all multiprocessors, for one more launch. Of two rows and
     more, and of running extremes, the library makes a block's work, too: those stay ours."""
 
+    # scatters that hit few places often (spread_updates.py)
+    spread_updates: int = 1 << 21
+    """Updates from which copies of their target are worth two more launches: on an H200, 2^20 over 2^13 addresses took 5.5 us without and
+    6.1 with copies, 2^23 25 and 17."""
+    spread_addresses: int = 1 << 18
+    """Addresses over which atomic updates wait for one another no more."""
+    vector_updates: bool = True
+    """Whether there are atomic updates of several floats at once, as from Hopper on; without them a thread takes one element, so that those
+    of a warp lie side by side. On an H200, rows of 128 floats to 64 places: 201 us, without vectors 242 (16 elements a thread: 735)."""
+    spread_copies: int = 64
+    spread_least: int = 4
+    """Copies at most, and at least: with two there is next to nothing to gain."""
+
     # kernels that run early, or together (prologue_kernels_first.py, batch_kernels.py)
     small_points: int = 1 << 22
     """Points of a kernel up to which its launch counts; the result of a larger one is better made when it is needed."""
@@ -87,7 +100,8 @@ ASSUMED = replace(SM_90)
 """Every other architecture: Hopper's figures, none of them measured there. An A100 (sm_80) has 108 multiprocessors and 163 KiB of shared
 memory a block, so `processors` is too high there by a fifth; GPUs with 99 KiB (sm_86, sm_89, sm_120) fit `blocks_in_flight`, but not
 `tuned_in_flight`: a tuner drops candidates that do not launch."""
-ARCHITECTURES = {"sm_90": SM_90}
+BEFORE_HOPPER = replace(ASSUMED, vector_updates=False)
+ARCHITECTURES = {"sm_90": SM_90, **dict.fromkeys(("sm_80", "sm_86", "sm_87", "sm_89", "ptx_80"), BEFORE_HOPPER)}
 
 
 def traits_of(target: str) -> Traits:

@@ -24,6 +24,7 @@ from precast.lowering.passes.gpu.prologue_kernels_first import small_kernels_fir
 from precast.lowering.passes.gpu.skinny_matmul_rule import shallow_products
 from precast.lowering.passes.gpu.space_to_depth import space_to_depth
 from precast.lowering.passes.gpu.split_reductions import gpu_reductions
+from precast.lowering.passes.gpu.spread_updates import spread_updates
 from precast.lowering.passes.gpu.weight_only_quant_matmul import narrow_products
 from precast.lowering.passes.layout.channels_last import channels_last
 from precast.lowering.passes.simplify.algebra import simplify
@@ -80,6 +81,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("channels last", partial(channels_last, as_it_is=is_patch)),
         ("patches as products", patches_as_products),
         ("joins share", partial(share_joins, growth=growth)),
+        ("updates spread", partial(spread_updates, traits=traits)),
         ("fuse", fuse),
         ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),

@@ -21,6 +21,10 @@ from typing import Any
 PTX_VERSION = 80
 """The version of PTX that drivers from CUDA 12.0 on can read; Triton's assembler would write a newer one."""
 
+VECTORS_VERSION = 81
+"""The first version with atomic updates of two or four floats at once, which Hopper has: they take 0.3 to 0.5 of the time. A driver does
+not see it, for it gets a cubin."""
+
 PTX = "ptx_80"
 """The fall-back architecture: PTX text for sm_80, which the driver of any later device compiles when it loads it."""
 
@@ -45,7 +49,7 @@ def image_of(function: Any, task: Mapping[str, Any], source_class: Callable[...,
         "enable_fp_fusion": False,  # the IR does not contract
     }
     if capability < 100:
-        options["ptx_version"] = PTX_VERSION
+        options["ptx_version"] = VECTORS_VERSION if capability >= 90 else PTX_VERSION
     if task["checks"]:  # assertions; without checks of integer overflow, which may be meant
         options |= {"debug": True, "sanitize_overflow": False}
     run: Callable[..., Any] = triton.compile

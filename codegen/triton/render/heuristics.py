@@ -20,8 +20,10 @@ from precast.lowering.analysis.matmul_patterns import MANY, Product
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
+from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint
 
+WARP = 32
 ELEMENTS = 256
 """Elements of a row for each warp."""
 LINE = 3
@@ -129,6 +131,8 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     inner += [_count(tuple(a for a in s.axes or () if a not in part.x)) for s in part.stores]
     widest = max(inner, default=1)
     if widest == 1:
+        if any(s.mode != "set" and not (traits.vector_updates and known[s.buffer].dtype is DType.F32) for s in part.stores):
+            return _flat(rows, traits, WARP)
         full = [a for a in accesses(part, known) if a.points == rows]
         return _flat(rows, traits, 512 if len(full) <= 2 else 256)
     if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
