@@ -100,7 +100,7 @@ def _take(
         return None
     position = users[step.out][0]
     kernel = steps[position]
-    if not isinstance(kernel, Kernel):
+    if not isinstance(kernel, Kernel) or (_bare_in_libraries(step) and _feeds_kernels(kernel, steps, users)):
         return None
     whole = _whole_kernel(step, kernel, writers, inputs, by_name, supported)
     if whole is not None:
@@ -111,6 +111,16 @@ def _take(
         return None
     steps[position] = early
     return replace(step, activation="relu"), at
+
+
+def _bare_in_libraries(step: Library) -> bool:
+    """Whether no library has an epilogue for the step: a kernel of its own would pass over the result."""
+    return isinstance(step, Conv) and (step.transposed or len(step.x.size) not in (4, 5))
+
+
+def _feeds_kernels(kernel: Kernel, steps: list[Step | None], users: dict[str, list[int]]) -> bool:
+    """Whether other kernels read what the kernel makes: they can take it over, and the result is passed over once less."""
+    return any(isinstance(steps[user], Kernel) for store in kernel.stores for user in users.get(store.buffer, ()))
 
 
 def _whole_kernel(

@@ -1,9 +1,9 @@
 """Convolutions in the form that cuDNN computes in one kernel: a bias only together with a relu, and weights in channels-last.
 
-For a convolution with only a bias torch launches two kernels, the second of which passes over the whole result. So the bias of a shortcut
-convolution is added to that of the convolution which adds its result, and any other bias becomes a pointwise kernel, for later passes to
-fuse. A result that leaves the program in another layout than channels-last is passed over anyway, by what brings it there: that kernel has
-the whole epilogue.
+For a convolution with only a bias, and for any transposed one with a bias, torch launches two kernels, the second of which passes over the
+whole result. So the bias of a shortcut convolution is added to that of the convolution which adds its result, and any other bias becomes a
+pointwise kernel, for later passes to fuse. A result that leaves the program in another layout than channels-last is passed over anyway, by
+what brings it there: that kernel has the whole epilogue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def conv_biases(program: Program) -> Program:
 
 
 def _bare(step: Step) -> bool:
-    if not isinstance(step, Conv) or step.transposed or is_patch(step):
+    if not isinstance(step, Conv) or is_patch(step):
         return False
     return step.bias is not None and step.activation == "none" and step.residual is None
 

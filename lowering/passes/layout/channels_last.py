@@ -50,8 +50,8 @@ def channels_last(program: Program, as_it_is: Callable[[Conv], bool] = lambda co
 
 
 def is_image(step: Step) -> bool:
-    """Whether a step is a two-dimensional convolution."""
-    return isinstance(step, Conv) and len(step.x.size) == 4 and not step.transposed
+    """Whether a step is a two-dimensional convolution. Transposed ones with groups gain nothing by the layout and do not count."""
+    return isinstance(step, Conv) and len(step.x.size) == 4 and not (step.transposed and step.groups != 1)
 
 
 def last_strides(size: tuple[Size, ...]) -> tuple[Size, ...]:
