@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
+from precast.codegen.common.decided import decided
 from precast.codegen.common.index_facts import free_symbols, stride_along
 from precast.codegen.common.value_facts import Facts, substitute
 from precast.codegen.cpp.index_printer import IndexPrinter
@@ -126,6 +127,8 @@ class Body:
             return ()
         if self._narrow(node) is not None:
             return ()
+        if isinstance(node, Alu) and node.op is Op.WHERE and _masked_by(node.args[1], node.args[0], node.dtype):
+            return (*operands(node.args[1]), node.args[2])
         inner = gelu_operand(node)
         return operands(node) if inner is None else (inner,)
 
@@ -149,6 +152,9 @@ class Body:
                 narrow = self._narrow(node)
                 if narrow is not None:
                     return narrow
+                if op is Op.WHERE and _masked_by(args[1], args[0], dtype):
+                    assert isinstance(args[1], Load)
+                    return self._load(args[1], level, self.value(args[2]))
                 if op is Op.WHERE and dtype.compute is DType.F32 and level.axes and not self.facts.deps(args[0]) & level.axes:
                     return self._select(args[0], self.value(args[1]), self.value(args[2]), dtype, level)
                 inner = gelu_operand(node)
@@ -199,19 +205,21 @@ class Body:
         text = IndexPrinter(self.ranges).print(sympy.sympify(expr), names)
         return text if text.startswith("(") or text.isalnum() else f"({text})"
 
-    def _load(self, node: Load, level: Level) -> str:
+    def _load(self, node: Load, level: Level, other: str | None = None) -> str:
+        """The expression of a load; `other`: what stands for it where its mask does not hold, in place of 0."""
         buffer = self.buffers[node.buffer]
         hoisted = self._hoisted(node, buffer, level)
         index = hoisted or self._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)
         text = load(buffer.dtype, f"{self.pointers[node.buffer]}[{index}]")
         if node.mask is None:
             return text
+        other = literal(0, node.dtype) if other is None else other
         if hoisted is None:  # read where the mask holds, and nowhere else: there the index may lie outside of the buffer
-            return f"{self.value(node.mask)} ? {text} : {literal(0, node.dtype)}"
+            return f"{self.value(node.mask)} ? {text} : {other}"
         name = self.fresh("u")  # a statement of its own: g++ does not move a load out of a conditional
         level.add(f"const {COMPUTE[node.dtype]} {name} = {text};")
         text = name
-        return self._select(node.mask, text, literal(0, node.dtype), node.dtype, level)
+        return self._select(node.mask, text, other, node.dtype, level)
 
     def _select(self, mask: Value, yes: str, no: str, dtype: DType, level: Level) -> str:
         """`mask ? yes : no`. Where `level`'s loop does not change the mask g++ vectorises no conditional: bits of f32 and of bytes are
@@ -350,7 +358,9 @@ class Body:
         points: list[dict[sympy.Symbol, sympy.Expr]] = [{}]
         for axis in node.axes:
             points = [{**p, axis.symbol: sympy.Integer(i)} for p in points for i in range(int(axis.extent))]
-        items = [self.value(substitute(node.value, p, self.facts)) for p in points]
+        values = [decided({0: substitute(node.value, p, self.facts)}, self.ranges)[0] for p in points]
+        self._keep += values
+        items = [self.value(v) for v in values]
         if not items:
             return identity(node.op, node.dtype)
         result = self.fresh("v")
@@ -368,6 +378,11 @@ class Body:
         result = self.fresh("v")
         level.add(f"const {COMPUTE[node.dtype]} {result} = {names.result};")
         return result
+
+
+def _masked_by(value: Value, condition: Value, dtype: DType) -> bool:
+    """Whether a value is a load that happens under a condition, in the type that a choice by that condition has."""
+    return isinstance(value, Load) and value.mask is condition and value.dtype.compute is dtype.compute
 
 
 def gelu_operand(node: Value) -> Value | None:

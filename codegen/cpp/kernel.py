@@ -10,9 +10,11 @@ import sympy
 from precast.codegen.common.index_facts import free_symbols, subexpressions
 from precast.codegen.common.value_facts import Facts, static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
-from precast.codegen.cpp.loop_plan import ROW_LIMIT, TILE, Phase, Section, has_loop, plan, rows_that_may_not_fit, without_rows
+from precast.codegen.cpp.loop_plan import TILE, has_loop, plan, rows_that_may_not_fit, without_rows
+from precast.codegen.cpp.loops import ROW_LIMIT, Phase, Section
 from precast.codegen.cpp.ops import render
 from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
+from precast.codegen.cpp.segments import SHORT
 from precast.codegen.cpp.types import COMPUTE, load, storage, store
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.build.float_values import is_real
@@ -67,7 +69,7 @@ def render_kernel(kernel: Kernel, buffers: dict[str, Buffer]) -> RenderedKernel:
 class _Renderer:
     def __init__(self, kernel: Kernel, buffers: dict[str, Buffer]) -> None:
         self.kernel = kernel
-        self.buffers = buffers
+        self.buffers = dict(buffers)  # and those of rows
         self.facts = Facts()
         roots = tuple(v for s in kernel.stores for v in store_roots(s))
         self.nodes = list(walk(*roots))
@@ -78,7 +80,7 @@ class _Renderer:
         self.symbols = self._size_symbols()
         pointers = {name: f"p{number}" for number, name in enumerate(self.arguments)}
         variables = {s: f"s{number}" for number, s in enumerate(self.symbols)}
-        self.body = Body(self.facts, buffers, pointers, variables, self.ranges, self._index_type())
+        self.body = Body(self.facts, self.buffers, pointers, variables, self.ranges, self._index_type())
 
     def _axes(self) -> list[Axis]:
         found = dict.fromkeys(self.kernel.axes)
@@ -269,6 +271,8 @@ class _Renderer:
     # sections vectorised along their own last axis
 
     def _section(self, section: Section, parent: Level, blocked: tuple[Axis, ...] = ()) -> None:
+        if section.row is not None:
+            self._declare_row(section.row, section.axes, parent)
         alone = parent is self.body.path[0]  # one result a kernel: exactness is cheap there
         accumulators = [self._row_accumulator(r, section, wide=alone) for r in section.reduces]
         self._section_loops(section, accumulators, parent, blocked)
@@ -276,6 +280,11 @@ class _Renderer:
             name = self.body.fresh("r")
             parent.add(f"const {COMPUTE[r.dtype]} {name} = {acc.result};")
             self.body.made[id(r)] = name
+
+    def _declare_row(self, row: Buffer, axes: tuple[Axis, ...], parent: Level) -> None:
+        self.buffers[row.name], self.body.pointers[row.name] = row, self.body.fresh("row")
+        self.body.ranges |= {a.symbol: (0, int(a.extent) - 1) for a in axes}
+        parent.add(f"{COMPUTE[row.dtype]} {self.body.pointers[row.name]}[{row.size[0]}];")
 
     def _section_loops(self, section: Section, accumulators: list[Accumulator], parent: Level, blocked: tuple[Axis, ...]) -> None:
         body = self.body
@@ -285,7 +294,8 @@ class _Renderer:
         self._declare_scans(section, parent, "")
         levels = self._open(section.axes, parent)
         inner = levels[-1] if levels else parent
-        simd = bool(levels) and self._vectorises(section, accumulators)
+        short = section.span is not None and section.span[1] - section.span[0] < SHORT
+        simd = bool(levels) and not short and self._vectorises(section, accumulators)
         inner.simd = simd
         rows = self._fill_rows(section, parent, inner)
         for r, acc in zip(section.reduces, accumulators, strict=True):
@@ -295,7 +305,7 @@ class _Renderer:
             self._store(s, inner)
         body.made.update(rows)
         del body.path[len(body.path) - len(levels) :]
-        self._close(section.axes, levels, parent, accumulators, blocked)
+        self._close(section.axes, levels, parent, accumulators, blocked, span=section.span)
 
     def _fill_rows(self, section: Section, parent: Level, inner: Level) -> dict[int, str]:
         """Stores a section's kept values into row buffers; their names for the sections that follow, by value."""
@@ -384,14 +394,19 @@ class _Renderer:
         accumulators: list[Accumulator],
         blocked: tuple[Axis, ...],
         added: tuple[int, list[str]] | None = None,
+        span: tuple[int, int] | None = None,
     ) -> None:
-        """Writes the loops into `parent`. `added`: lines behind the loop of the axis at this position, which runs in blocks of `ROWS`."""
+        """Writes the loops into `parent`; the last runs over `span`, if any. `added`: lines behind the loop of the axis at this position,
+        which runs in blocks of `ROWS`.
+        """
         inner: list[str] = []
         for number in reversed(range(len(axes))):
             level, axis = levels[number], axes[number]
             pad = "  " * (level.indent - 1)
             name = self.body.variable(axis.symbol)
             bounds = (f"{name}_0", f"{name}_1") if axis in blocked else ("0", None)
+            if span is not None and number == len(axes) - 1:
+                bounds = str(span[0]), str(span[1])
             parts = [a for a in accumulators if a.part is not None] if number == len(axes) - 1 else []
             behind = added[1] if added is not None and added[0] == number else []
             most = RUN if parts else ROWS

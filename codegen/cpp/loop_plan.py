@@ -12,47 +12,22 @@ with one accumulator a lane ("lanes"). The choice is made by stride analysis.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import sympy
 
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
+from precast.codegen.cpp.loops import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
+from precast.codegen.cpp.segments import in_segments
 from precast.codegen.cpp.types import LIMITS
+from precast.codegen.cpp.windows import in_rows
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Kernel, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Kernel, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.ir.scalars import TRANSCENDENTAL, DType, Op, ReduceOp
-
-UNROLL_LIMIT = 32
-"""Reductions of at most this many points are unrolled into the body of the surrounding loop."""
-
-ROW_LIMIT = 8192
-"""Longest row buffer, in elements: 32 KiB of f32 on the stack, which stays in the first two caches."""
 
 TILE = 32
 """Side of a transposition block: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """Loops over `axes` (vector axis last) whose body feeds `reduces` and makes `stores`."""
-
-    axes: tuple[Axis, ...]
-    reduces: tuple[Reduce, ...] = ()
-    stores: tuple[Store, ...] = ()
-    kept: tuple[Value, ...] = ()
-    """Costly values over the section's one axis that a later section needs again: kept in a row buffer."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Outer loops around sections. `lane` is the outer axis that is vectorised in tiles, if any."""
-
-    outer: tuple[Axis, ...]
-    sections: tuple[Section, ...]
-    lane: Axis | None = None
-    tile: tuple[Axis, ...] = ()
-    """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
 
 
 def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
@@ -68,8 +43,20 @@ def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
             groups.append((axes, [store]))
     phases, made = _scalars(groups, facts)
     for axes, stores in groups:
-        _merge(phases, _phase(axes, stores, facts, made))
-    return tuple(phases)
+        _merge(phases, (None if made else in_rows(axes, stores, facts)) or _phase(axes, stores, facts, made))
+    return tuple(map(_in_segments, phases))
+
+
+MANY_ROWS = 64
+"""Points of outer loops that feed the threads; where there are fewer, the innermost loop is shared among them, as one."""
+
+
+def _in_segments(phase: Phase) -> Phase:
+    """The phase with its innermost loops in pieces, where masks are decided along them."""
+    rows = static_product(a.extent for a in phase.outer)
+    if phase.lane is not None or phase.tile or rows is None or rows < MANY_ROWS or any(not s.axes for s in phase.sections):
+        return phase
+    return replace(phase, sections=tuple(piece for s in phase.sections for piece in in_segments(s, phase.outer)))
 
 
 def _scalars(groups: list[tuple[tuple[Axis, ...], list[Store]]], facts: Facts) -> tuple[list[Phase], frozenset[int]]:
@@ -114,7 +101,7 @@ def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts, made: froz
     sections = _reduce_sections(reduces, facts)
     sections.append(Section(inner, stores=tuple(stores)))
     if lane is None:
-        sections = [replace(s, axes=_vector_last(s.axes, s, facts)) for s in sections]
+        sections = [replace(s, axes=vector_last(s.axes, s)) for s in sections]
         if outer:  # without outer loops a section may be split over threads, each with its own part of the row
             sections = _keep_rows(sections, facts)
     return Phase(outer, tuple(sections), lane)
@@ -277,64 +264,15 @@ def _reduce_sections(reduces: list[Reduce], facts: Facts) -> list[Section]:
     return sections
 
 
-def _loads(roots: Sequence[Value]) -> list[Load]:
-    """Loads evaluated in a body: not those inside reductions that are made elsewhere."""
-    found: list[Load] = []
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Load):
-            found.append(node)
-        stack.extend(operands(node))
-    return found
-
-
-def _fit(axis: Axis) -> float:
-    """How well loops of this extent fill vectors."""
-    extent = int(axis.extent) if isinstance(axis.extent, int | sympy.Integer) else 64
-    return min(1.0, extent / 32)
-
-
-def _score(axis: Axis, indices: Sequence[sympy.Expr]) -> float:
-    """Share of memory accesses that run along `axis` with step one (or stay), scaled by how well its extent fills vectors."""
-    if not indices:
-        return 0.0
-    good, contiguous = 0.0, False
-    for index in indices:
-        step = stride_along(index, axis.symbol)
-        if step == 1:
-            good, contiguous = good + 1, True
-        elif step == 0:
-            good += 0.5
-    return good / len(indices) * _fit(axis) if contiguous else 0.0
-
-
 def _lane_axis(outer: tuple[Axis, ...], reduces: Sequence[Reduce], stores: Sequence[Store], facts: Facts) -> Axis | None:
     """The outer axis along which memory runs, where that beats the reductions' own axes."""
-    indices = [load.index for load in _loads([r.value for r in reduces])]
+    indices = [load.index for load in loads_in([r.value for r in reduces])]
     bound = {a for r in reduces for a in r.axes}
-    best_inner = max((_score(a, indices) for a in bound), default=0.0)
-    best = max(outer, key=lambda a: _score(a, indices), default=None)
-    if best is None or _score(best, indices) <= best_inner:
+    best_inner = max((score(a, indices) for a in bound), default=0.0)
+    best = max(outer, key=lambda a: score(a, indices), default=None)
+    if best is None or score(best, indices) <= best_inner:
         return None
     return best
-
-
-def _vector_last(axes: tuple[Axis, ...], section: Section, facts: Facts) -> tuple[Axis, ...]:
-    """`axes` with the one along which memory runs moved innermost; scans keep their axis innermost."""
-    if len(axes) < 2:
-        return axes
-    roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
-    scans = [n.axis for n in walk(*roots) if isinstance(n, Scan)]
-    if scans:
-        return (*(a for a in axes if a is not scans[0]), scans[0])
-    indices = [load.index for load in _loads(roots)] + [s.index for s in section.stores] * 2
-    best = max(reversed(axes), key=lambda a: _score(a, indices))
-    return (*(a for a in axes if a is not best), best) if _score(best, indices) > 0 else axes
 
 
 def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
@@ -342,7 +280,7 @@ def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Pha
     if scanned:
         return _scan_phase(axes, scanned[0], stores, facts)
     section = Section(axes, stores=tuple(stores))
-    ordered = _vector_last(axes, section, facts)
+    ordered = vector_last(axes, section)
     across = _crossing(ordered, stores)
     if across is not None:
         tile = (across, ordered[-1])
@@ -355,7 +293,7 @@ def _crossing(ordered: tuple[Axis, ...], stores: Sequence[Store]) -> Axis | None
     """The axis along which some access runs while others run along the vector axis: a transposition, when both are long."""
     if len(ordered) < 2 or any(s.mode != "set" for s in stores):
         return None
-    indices = [load.index for load in _loads([v for s in stores for v in store_roots(s)])] + [s.index for s in stores]
+    indices = [load.index for load in loads_in([v for s in stores for v in store_roots(s)])] + [s.index for s in stores]
     last = ordered[-1]
     for axis in ordered[:-1]:
         across = [i for i in indices if stride_along(i, axis.symbol) == 1 and stride_along(i, last.symbol) not in (0, 1)]
@@ -374,11 +312,11 @@ def _scan_phase(axes: tuple[Axis, ...], axis: Axis, stores: list[Store], facts: 
     A scan that is the same in every lane has its place outside of the lanes' loop, where an accumulator per lane has no meaning.
     """
     roots = [v for s in stores for v in store_roots(s)]
-    indices = [load.index for load in _loads(roots)] + [s.index for s in stores]
+    indices = [load.index for load in loads_in(roots)] + [s.index for s in stores]
     outer = tuple(a for a in axes if a is not axis)
     scans = [facts.deps(node) for node in walk(*roots) if isinstance(node, Scan)]
-    lane = max((a for a in outer if all(a.symbol in deps for deps in scans)), key=lambda a: _score(a, indices), default=None)
-    if lane is not None and _score(lane, indices) > _score(axis, indices):
+    lane = max((a for a in outer if all(a.symbol in deps for deps in scans)), key=lambda a: score(a, indices), default=None)
+    if lane is not None and score(lane, indices) > score(axis, indices):
         outer = (*(a for a in outer if a is not lane), lane)
     else:
         lane = None

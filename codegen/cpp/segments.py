@@ -1,0 +1,71 @@
+"""The innermost loop in up to three pieces: the longest, in which the masks of borders and of parts are decided, and what lies beside it.
+
+g++ vectorises no load under a condition that changes along the loop. Inside of a padded image the condition always holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import sympy
+
+from precast.codegen.common.decided import Ranges, decided, difference, position
+from precast.codegen.common.index_facts import free_symbols, stride_along
+from precast.codegen.common.value_facts import rebuild_store
+from precast.codegen.cpp.loops import Section
+from precast.lowering.analysis.effects import store_roots
+from precast.lowering.ir.nodes import Alu, Axis, Reduce, Value, walk
+from precast.lowering.ir.ranges import interval
+from precast.lowering.ir.scalars import Op
+from precast.lowering.ir.sympy_calls import expand
+
+SHORT = 16
+"""Points below which a piece is not worth a loop of its own."""
+
+
+def in_segments(section: Section, outer: Iterable[Axis]) -> list[Section]:
+    """The section in pieces of its last axis, or as it is where no mask is decided along that axis. It only stores."""
+    axis = section.axes[-1]
+    if not isinstance(axis.extent, int | sympy.Integer) or section.reduces or section.kept or any(s.mode != "set" for s in section.stores):
+        return [section]
+    roots = {n: root for n, root in enumerate(r for s in section.stores for r in store_roots(s))}
+    nodes = list(walk(*roots.values()))
+    bound = [a for v in nodes if isinstance(v, Reduce) for a in v.axes]
+    ranges = {a.symbol: (0, int(a.extent) - 1) for a in (*outer, *section.axes, *bound) if isinstance(a.extent, int | sympy.Integer)}
+    cuts = _cuts(nodes, axis, {a.symbol for a in bound}, ranges)
+    places = [0, *sorted(c for c in cuts if 0 < c < int(axis.extent)), int(axis.extent)]
+    low, high = max(zip(places, places[1:], strict=False), key=lambda piece: piece[1] - piece[0])
+    if high - low < SHORT or high - low == int(axis.extent):
+        return [section]
+    pieces = [(0, low), (low, high), (high, int(axis.extent))]
+    found = [_piece(section, piece, ranges) for piece in pieces if piece[0] < piece[1]]
+    return [found[0], *(replace(s, row=None) for s in found[1:])]  # the row buffer is declared once
+
+
+def _piece(section: Section, piece: tuple[int, int], ranges: Ranges) -> Section:
+    within = {**ranges, section.axes[-1].symbol: (piece[0], piece[1] - 1)}
+    roots = {id(r): r for s in section.stores for r in store_roots(s)}
+    new = decided(roots, within)
+    return replace(section, stores=tuple(rebuild_store(s, new) for s in section.stores), span=piece)
+
+
+def _cuts(nodes: Iterable[Value], axis: Axis, bound: set[sympy.Symbol], ranges: Ranges) -> set[int]:
+    """Positions along the axis from which on a comparison, or the sign under an absolute value, is decided, whatever bound axes are."""
+    found: set[int] = set()
+    for node in nodes:
+        expr = difference(node)
+        if expr is None and isinstance(node, Alu) and node.op is Op.ABS:
+            expr = position(node.args[0])
+        if expr is None or axis.symbol not in expr.free_symbols:
+            continue
+        step = stride_along(expr, axis.symbol)
+        if not isinstance(step, sympy.Integer) or step == 0:
+            continue
+        rest = expand(expr - step * axis.symbol)
+        between = interval(rest, ranges) if free_symbols(rest) <= bound else None
+        if between is None:
+            continue
+        for edge in between:  # step * x + edge >= 0
+            found.add(-(edge // int(step)) if step > 0 else edge // -int(step) + 1)
+    return found
