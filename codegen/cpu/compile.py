@@ -21,6 +21,7 @@ from precast.codegen.cpp.types import PROLOGUE
 from precast.codegen.cpu.attention import attention_source as attention_text
 from precast.codegen.cpu.host import CpuHostWriter
 from precast.codegen.cpu.library_calls import writes_in_place
+from precast.codegen.cpu.panel_gemm import panel_source
 from precast.codegen.cpu.reuse_residuals import write_over_residuals
 from precast.codegen.cpu.select_library import expand, pack_weights
 from precast.codegen.cpu.small_m_gemm import few_rows_source
@@ -81,6 +82,8 @@ class CpuCompilation:
             kernel_source += winograd_source(lanes)
         if any(isinstance(s, LibraryCall) and s.how == "own" for s in every):
             kernel_source += few_rows_source(lanes)
+        if any(isinstance(s, LibraryCall) and s.how == "panel" for s in every):
+            kernel_source += panel_source(lanes)
         host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference)
         host.missing, host.frees_inputs = self.context.missing, self.context.frees_inputs
         host_source = host.source(selection.packs, selection.prepare)

@@ -10,6 +10,7 @@ from precast.codegen.common.library_steps import LibraryCall, Pack, weight_view
 from precast.codegen.common.measure import POST_OPS
 from precast.codegen.common.torch_names import DTYPE_CODES
 from precast.codegen.cpu.attention import attention_symbols
+from precast.codegen.cpu.panel_gemm import FINISH, PanelPack
 from precast.codegen.cpu.select_library import gemm_parts
 from precast.codegen.cpu.winograd import Shape, WinogradPack
 from precast.codegen.host.aten_calls import aten_convolution, aten_gemm, optional, show, show_convolution
@@ -39,7 +40,7 @@ class Writer(Protocol):
 
 def writes_in_place(call: LibraryCall) -> bool:
     """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
-    return call.how in ("generated", "parts", "winograd", "own") or call.how == "aten" and isinstance(call.step, Gemm)
+    return call.how in ("generated", "parts", "winograd", "own", "panel") or call.how == "aten" and isinstance(call.step, Gemm)
 
 
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
@@ -51,6 +52,8 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
             _gemm_in_parts(writer, step, call.packed, label)
         case Gemm() as step if call.how == "own":
             _few_rows(writer, step)
+        case Gemm() as step if call.how == "panel":
+            _panels(writer, step, call.packed, label)
         case Gemm() as step:
             aten_gemm(writer, step, label, "cpu")
         case Conv() as step if call.how == "winograd":
@@ -75,6 +78,12 @@ def emit_pack(writer: Writer, number: int, pack: Pack, label: str) -> None:
     weight = weight_view(step)
     if isinstance(pack, WinogradPack):
         _transformed_weight(writer, number, weight, pack.shape, label)
+        return
+    if isinstance(pack, PanelPack):
+        sizes = ", ".join(writer.size(n) for n in (*weight.stride[::-1], *weight.size[::-1]))
+        writer.add("{ void* data = 0;")
+        _own_memory(writer, number, pack.elements, label)
+        writer.add(f"panel::layouts({_place(writer, weight)}, {sizes}, (float*)data, threads); }}")
         return
     writer.add("{")
     writer.add("void* handle = 0;")
@@ -182,13 +191,18 @@ def _place(writer: Writer, view: View | None) -> str:
     return "0" if view is None else f"(const float*){writer.pointer(view.buffer)} + {writer.size(view.offset)}"
 
 
-def _transformed_weight(writer: Writer, number: int, weight: View, shape: Shape, label: str) -> None:
-    writer.add("{ void* data = 0;")
-    size, unit = writer.ints((shape.weight_elements,)), writer.ints((1,))
+def _own_memory(writer: Writer, number: int, elements: int, label: str) -> None:
+    """A tensor of so many f32 for packed weight `number`; `data` points at it."""
+    size, unit = writer.ints((elements,)), writer.ints((1,))
     code = DTYPE_CODES[DType.F32]
     writer.call("aoti_torch_empty_strided", f"1, {size}, {unit}, {code}, 0, 0, &{_packed(number)}", label)
     writer.call("aoti_torch_get_data_ptr", f"{_packed(number)}, &data", label)
-    writer.add(f"huge_pages(data, {4 * shape.weight_elements});")
+    writer.add(f"huge_pages(data, {4 * elements});")
+
+
+def _transformed_weight(writer: Writer, number: int, weight: View, shape: Shape, label: str) -> None:
+    writer.add("{ void* data = 0;")
+    _own_memory(writer, number, shape.weight_elements, label)
     arguments = f"{_place(writer, weight)}, {writer.ints(weight.stride)}, {shape.channels}, {shape.filters}, (float*)data, threads"
     writer.add(f"wino::winograd_weights({arguments}); }}")
 
@@ -224,6 +238,29 @@ def _few_rows(writer: Writer, step: Gemm) -> None:
     operands = f"{a}, {steps[0]}, {b}, {steps[1]}, {bias}, (float*){writer.pointer(step.out)}, {steps[2]}"
     writer.add(f"few::product({operands}, {sizes}, threads);")
     writer.python.append(f"    {step.out} = mm({show(step.a)}, {show(step.b)})" + (f" + {show(step.bias)}" if step.bias else ""))
+
+
+def _panels(writer: Writer, step: Gemm, packed: int | None, label: str) -> None:
+    out = writer.buffers[step.out]
+    a, b, bias, rest = (_place(writer, v) for v in (step.a, step.b, step.bias, step.residual))
+    more = "0" if step.residual is None else writer.size(step.residual.stride[0])
+    row = writer.size(out.stride[0] if len(out.size) == 2 else step.b.size[1])  # a convolution's pixels lie close together
+    sizes = ", ".join(writer.size(n) for n in (step.a.size[0], step.b.size[1], step.b.size[0]))
+    low, high = (repr(float(n)) for n in (step.activation_args or (0, 0)))
+    order = 0 if step.residual is None else 1 if step.residual_order == "before" else 2
+    writer.add("{ void* data = 0;")
+    if packed is not None:
+        writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
+    operands = f"{a}, {writer.size(step.a.stride[0])}, (const float*)data, {b}, {', '.join(writer.size(n) for n in step.b.stride)}"
+    results = f"{bias}, {rest}, {more}, (float*){writer.pointer(step.out)}, {row}"
+    kind = f"{list(FINISH).index(step.activation)}, {order}"
+    writer.add(f"if (panel::panel_product<{kind}>({operands}, {results}, {sizes}, {low}, {high}, threads)) {{")
+    writer.add('say(error, capacity, "out of memory: a panel of a weight could not be allocated"); return 1; } }')
+    product = f"mm({show(step.a)}, {show(step.b)})" + (f" + {show(step.bias)}" if step.bias else "")
+    if step.residual is not None and order == 1:
+        product += f" + {show(step.residual)}"
+    shown = product if step.activation == "none" else f"{step.activation}({product})"
+    writer.python.append(f"    {step.out} = {shown}" + (f" + {show(step.residual)}" if order == 2 else ""))
 
 
 def _own_attention(writer: Writer, step: Attention) -> None:

@@ -12,8 +12,9 @@ from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep, att
 from precast.codegen.common.measure import POST_OPS, as_seen, conv_key, gemm_key
 from precast.codegen.cpu.attention import attention_fits
 from precast.codegen.cpu.missing_calls import ONEDNN, without_missing
+from precast.codegen.cpu.panel_gemm import PanelPack, panel_fits
 from precast.codegen.cpu.small_m_gemm import few_rows
-from precast.codegen.cpu.tuning import Chooser, conv_candidates, gemm_candidates, plain_conv_candidates
+from precast.codegen.cpu.tuning import Chooser, conv_candidates, gemm_candidates, panel_conv_candidates, plain_conv_candidates
 from precast.codegen.cpu.winograd import WinogradPack, winograd_candidates, winograd_shape
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step, View
@@ -21,12 +22,12 @@ from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint, known
 from precast.lowering.passes.fusion.library_loops import epilogue_kernel, gemm_kernel
 
-How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own"]
+How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "panel"]
 """Who computes a library step on a CPU. `aten`: torch's operator, which is MKL for a product. `flash`: torch's attention kernel.
 `generated`: a loop, or attention, in C++ of ours. `linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads
 the ordinary weight without reordering it. `parts`: a product with a very large result, column block by column block into memory of ours
 (`PART`). `winograd`: a 3x3 convolution by our own code (`winograd.py`). `own`: a product of few rows by our own code
-(`small_m_gemm.py`)."""
+(`small_m_gemm.py`). `panel`: a product, or a 1x1 convolution as one, with all that follows it by our own code (`panel_gemm.py`)."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -94,7 +95,11 @@ def pack_weights(
     packs: list[Pack] = []
     result: list[RunStep] = []
     for step in steps:
-        if isinstance(step, LibraryCall) and step.how in ("onednn", "linear", "parts", "winograd") and isinstance(step.step, Gemm | Conv):
+        if (
+            isinstance(step, LibraryCall)
+            and step.how in ("onednn", "linear", "parts", "winograd", "panel")
+            and isinstance(step.step, Gemm | Conv)
+        ):
             call = step.step
             weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
             if weight.buffer in weights and known(*weight.size, *(() if isinstance(call, Gemm) else data.size)):
@@ -109,6 +114,8 @@ def _packs(step: LibraryCall, call: Gemm | Conv, buffers: Mapping[str, Buffer], 
     shape = winograd_shape(call, buffers, lanes) if step.how == "winograd" and isinstance(call, Conv) else None
     if shape is not None:
         return [WinogradPack(call, shape)]
+    if step.how == "panel":
+        return [PanelPack(call, lanes)]
     return [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
 
 
@@ -135,10 +142,15 @@ def product_library(step: Gemm, buffers: Mapping[str, Buffer], chooser: Chooser,
         return "aten"
     if known(*step.b.size) and chooser.worth_it(int(step.b.size[0]) * int(step.b.size[1])):
         seen = as_seen(step)
-        key = f"{gemm_key(seen, buffers)} with what follows{_notes(seen, packed)}{' few rows' if few_rows(seen, buffers) else ''}"
-        winner = chooser.pick(key, gemm_candidates(seen, buffers, packed), chooser.product_default())
-        return "aten" if winner == "mkl" else "own" if winner == "own" else "onednn"
+        panels = chooser.races_panels(packed) and panel_fits(seen, buffers)
+        others = " panels" if panels else " few rows" if few_rows(seen, buffers) else ""
+        key = f"{gemm_key(seen, buffers)} with what follows{_notes(seen, packed)}{others}"
+        winner = chooser.pick(key, gemm_candidates(seen, buffers, packed, panels), chooser.product_default())
+        return _WINNERS.get(winner, "onednn")
     return "onednn"
+
+
+_WINNERS: Mapping[str, How] = {"mkl": "aten", "own": "own", "panel": "panel"}
 
 
 def _notes(step: Gemm | Conv, packed: bool) -> str:
@@ -153,6 +165,8 @@ def _gemm(step: Gemm, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
             return [gemm_kernel(name, step, buffers)]
         case "onednn":
             return _onednn_gemm(step, name, buffers)
+        case "panel":
+            return [LibraryCall(step, "panel")]
     rest = epilogue_kernel(name, step, buffers)
     return [LibraryCall(_bare(step), how), *([rest] if rest is not None else [])]
 
@@ -191,7 +205,22 @@ def rows_view(view: View) -> View | None:
     return View(view.buffer, (step // int(size[1]), size[1]), (size[1], 1), view.offset, view.dtype)
 
 
+def panel_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
+    """A 1x1 convolution with all that follows it as a product that our own code takes; None for one that oneDNN does in a single pass."""
+    product = _as_product(step, buffers)
+    alone = step.activation in POST_OPS and (step.residual is None or step.activation == "none")
+    return product if product is not None and not alone and panel_fits(product, buffers) else None
+
+
 def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
+    """A 1x1 convolution of few pixels, with no activation after a residual, as a product."""
+    if step.residual is not None and step.activation != "none":
+        return None
+    product = _as_product(step, buffers)
+    return None if product is None or int(product.a.size[0]) > SMALL_ROWS else product
+
+
+def _as_product(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
     """A 1x1 convolution of stride one over channels-last data as the product that it is (its `out` keeps the convolution's shape)."""
     plain = all(s == 1 for s in step.stride) and not any(step.padding) and step.groups == 1 and not step.transposed
     if not plain or not all(int(n) == 1 for n in step.weight.size[2:] if known(n)) or not known(*step.weight.size, *step.weight.stride):
@@ -199,12 +228,10 @@ def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
     out = buffers[step.out]
     x, result = rows_view(step.x), rows_view(View(step.out, out.size, out.stride))
     residual = None if step.residual is None else rows_view(step.residual)
-    if x is None or result is None or (step.residual is not None and (residual is None or step.activation != "none")):
-        return None
-    if int(step.weight.stride[1]) != 1 or int(x.size[0]) > SMALL_ROWS:
+    if x is None or result is None or (step.residual is not None and residual is None) or int(step.weight.stride[1]) != 1:
         return None
     weight = View(step.weight.buffer, step.weight.size[1::-1], (1, step.weight.stride[0]), step.weight.offset, step.weight.dtype)
-    return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual)
+    return Gemm(x, weight, step.bias, step.out, step.activation, step.activation_args, residual, step.residual_order)
 
 
 def _plain_pointwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
@@ -226,6 +253,11 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
         if chooser.pick(key, winograd_candidates(step, shape, buffers, packed), default) == "winograd":
             return [LibraryCall(step, "winograd")]
     if chooser.onednn_takes(buffers[step.out].dtype) and not step.transposed and len(step.x.size) in (4, 5):
+        whole = panel_conv(step, buffers) if chooser.measure else None
+        if whole is not None:
+            key = f"{conv_key(step, buffers)} panels{_notes(step, packed)}"
+            if chooser.pick(key, panel_conv_candidates(step, whole, buffers, packed), "onednn") == "panel":
+                return [LibraryCall(whole, "panel")]
         product = _pointwise_conv(step, buffers)
         key = conv_key(step, buffers) + (" packed" if packed else "")
         if product is not None and chooser.pick(key, conv_candidates(step, product, buffers, packed), "onednn") == "linear":

@@ -16,8 +16,9 @@ import torch
 
 from precast.codegen.common.measure import POST_OPS, Candidates, Record, decide, preemptions, race, tensor, torch_dtype
 from precast.codegen.cpu.missing_calls import ONEDNN
+from precast.codegen.cpu.panel_gemm import panel_call, panel_fits
 from precast.codegen.cpu.small_m_gemm import few_rows, product_call
-from precast.lowering.ir.nodes import Buffer, Conv, Gemm
+from precast.lowering.ir.nodes import Buffer, Conv, Gemm, View
 from precast.lowering.ir.scalars import DType
 
 _memory: dict[str, Record] = {}
@@ -93,6 +94,12 @@ class Chooser:
         """Who computes a product where nothing is measured, or too noisily, or none is clearly faster: MKL on an Intel chip."""
         return "mkl" if self.measure and cpu_model().startswith("GenuineIntel") else "onednn"
 
+    def races_panels(self, packed: bool) -> bool:
+        """Whether our own product over panels takes part in a race of products. Compiling it for that takes a second, and on Intel chips
+        MKL loses to it with a `packed` weight at most.
+        """
+        return self.measure and (packed or self.thorough or not cpu_model().startswith("GenuineIntel"))
+
     def pick(self, key: str, candidates: Candidates, default: str) -> str:
         """The fastest of `candidates`; `default` without measuring, or where no other is faster by a margin."""
         full = f"{key} | {cpu_model()} | threads {torch.get_num_threads()} | torch {torch.__version__.split('+')[0]}"
@@ -134,9 +141,9 @@ _IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
 """A pass over a product's result that costs what its activation costs; the others of `POST_OPS` cost what relu does."""
 
 
-def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool, panels: bool = False) -> Candidates:
     """oneDNN, which takes bias, activation or residual itself, on the ordinary (or the `packed`) weight, against MKL and one more pass,
-    and against our own code for few rows, and that pass.
+    and against our own code for few rows, and that pass. With `panels` our own product over panels, which does it all, takes part.
 
     The pass stands for a kernel of ours, which does everything that follows such a product at once.
     """
@@ -171,6 +178,8 @@ def gemm_candidates(step: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> 
             torch.mm(a, b, out=out)
             return rest()
 
+        if panels and panel_fits(step, buffers):
+            return {"onednn": onednn, "mkl": mkl, "panel": panel_call(a, b, out, step, packed, other)}
         if not few_rows(step, buffers):
             return {"onednn": onednn, "mkl": mkl}
         product = product_call(a, b, out, torch.get_num_threads())
@@ -202,6 +211,38 @@ def conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer], pa
             "onednn": lambda: torch.ops.mkldnn._convolution_pointwise.default(x, w, bias, zeros, ones, ones, 1, name, scalars, algorithm),
             "linear": lambda: torch.ops.mkldnn._linear_pointwise.default(a, b, bias, name, scalars, algorithm),
         }
+
+    return make
+
+
+def panel_conv_candidates(step: Conv, product: Gemm, buffers: Mapping[str, Buffer], packed: bool) -> Candidates:
+    """A 1x1 convolution as oneDNN's and a pass over the result for what that leaves, or as our own product over panels."""
+    name, algorithm = POST_OPS.get(step.activation, ("none", "none"))
+    apart, kept = step.activation not in POST_OPS, step.residual is not None and step.residual_order == "before"
+    ones, zeros = [1] * len(step.stride), [0] * len(step.stride)
+    dtype = torch.float32
+
+    def make() -> dict[str, Callable[[], object]]:
+        bias = None if step.bias is None else torch.full((int(step.weight.size[0]),), 0.5)
+        x, w = tensor(step.x, dtype), tensor(step.weight, dtype)
+        shape = buffers[step.out]
+        result = tensor(View(step.out, shape.size, shape.stride), dtype)
+        residual = None if step.residual is None else result.clone()
+        theirs = torch.ops.mkldnn._reorder_convolution_weight(w, zeros, ones, ones, 1, list(x.shape)) if packed else w
+
+        def onednn() -> object:
+            if kept and residual is not None:
+                found = torch.ops.mkldnn._convolution_pointwise.binary(
+                    x, residual, theirs, bias, zeros, ones, ones, 1, "add", None, None, [], None
+                )
+            else:
+                found = torch.ops.mkldnn._convolution_pointwise.default(x, theirs, bias, zeros, ones, ones, 1, name, [], algorithm)
+            return torch.relu_(found) if apart else found
+
+        a, b = tensor(product.a, dtype), tensor(product.b, dtype)
+        out, other = (None if t is None else t.permute(0, *range(2, t.dim()), 1).reshape(-1, t.shape[1]) for t in (result, residual))
+        assert out is not None
+        return {"onednn": onednn, "panel": panel_call(a, b, out, product, packed, other)}
 
     return make
 

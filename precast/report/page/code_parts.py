@@ -15,7 +15,7 @@ from precast.codegen.common.step_records import StepRecord
 _FUNCTION = re.compile(r"^(?:static\s[^;=(]*?(?:__attribute__\(\(.*?\)\)[^;=(]*?)?\b(?!__attribute__)(\w+)\s*\(|def\s+(\w+)\s*\()")
 _BEFORE = ("//", "#", "@", "template", "__attribute__")
 """Beginnings of the lines above a function that belong to it."""
-_OURS = {"own": ("product",), "winograd": ("winograd_conv", "winograd_whole")}
+_OURS = {"own": ("product",), "panel": ("panel_product",), "winograd": ("winograd_conv", "winograd_whole")}
 """The functions behind library calls that are code of precast's own."""
 _COLOURS: tuple[tuple[Any, str], ...] = (
     (Comment.Preproc, "p"),

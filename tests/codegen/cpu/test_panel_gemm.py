@@ -1,0 +1,135 @@
+"""Our own products over panels: results beside float64, edges, what follows them, packed weights, and which steps they take."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import precast
+from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
+from precast.codegen.cpu import library_calls, panel_gemm, tuning
+from precast.codegen.cpu.panel_gemm import panel_fits
+from precast.codegen.cpu.tuning import Chooser, gemm_candidates
+from precast.lowering.ir.nodes import Buffer, Gemm, View
+from precast.lowering.pipeline import schedule
+from tests.codegen.loader import Loaded
+from tests.codegen.programs import buffer, program, view
+
+TARGETS = ["cpu:native", "cpu:x86-64-v3", "cpu:x86-64-v2"]
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every race in which this code takes part is won by it."""
+    monkeypatch.setattr(Chooser, "pick", lambda self, key, candidates, default: "panel" if " panels" in key else default)
+    monkeypatch.setattr(Chooser, "races_panels", lambda self, packed: True)
+
+
+def product(m: int, k: int, n: int, transposed: bool = True, **more: Any) -> tuple[Gemm, dict[str, Buffer]]:
+    """x[m, k] times the transposed w[n, k], or w[k, n]."""
+    inputs = [
+        buffer("x", (m, k)),
+        buffer("w", (n, k) if transposed else (k, n)),
+        buffer("b", (n,)),
+        buffer("r", (m, n)),
+        buffer("o", (m, n)),
+    ]
+    weight = View("w", (k, n), (1, k) if transposed else (n, 1))
+    return Gemm(view(inputs[0]), weight, more.pop("bias", None), "o", **more), {b.name: b for b in inputs}
+
+
+def build(step: Gemm, buffers: dict[str, Buffer], target: str = "cpu:native") -> Loaded:
+    *inputs, out = buffers.values()
+    compiled = compile_program(schedule(program(inputs, [out], [step]), target), target, CodegenOptions(measure=False))
+    assert "namespace panel" in compiled.kernel_source
+    return Loaded(compiled.library)
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_against_float64_at_random_sizes(ours: None, target: str) -> None:
+    draw = random.Random(target)
+    for transposed in (True, False, True):
+        m, k, n = draw.randint(33, 90), draw.choice((16, 17, 79, 384, 2500)), draw.choice((16, 31, 32, 64, 101))
+        step, buffers = product(m, k, n, transposed, bias=View("b", (n,), (1,)))
+        x, w, b, r = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
+        want = x.double() @ w.double().t() + b
+        weight = w if transposed else w.t().contiguous()
+        assert relative_error(build(step, buffers, target)(x, weight, b, r)[0], want) < 4e-6, (m, k, n, transposed)
+
+
+EXACT: dict[str, Any] = {
+    "none": lambda x: x, "hardtanh": lambda x: F.hardtanh(x, -0.5, 2.0), "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", panel_gemm.FINISH)
+def test_what_follows(ours: None, activation: str) -> None:
+    m, k, n = 40, 96, 50
+    order = "after" if activation in ("relu", "gelu") else "before"
+    bounds = (-0.5, 2.0) if activation == "hardtanh" else ()
+    rest = View("r", (m, n), (n, 1))
+    more = {"activation": activation, "activation_args": bounds, "residual": rest, "residual_order": order}
+    step, buffers = product(m, k, n, bias=View("b", (n,), (1,)), **more)
+    x, w, b, r = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
+    x[3, 5], x[4, 5], x[5, 5] = float("nan"), float("inf"), -float("inf")
+    sums = x.double() @ w.double().t() + b
+    want = EXACT[activation](sums) + r if order == "after" else EXACT[activation](sums + r)
+    torch.testing.assert_close(build(step, buffers)(x, w, b, r)[0], want.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_which_products_it_takes() -> None:
+    step, buffers = product(64, 64, 64)
+    assert panel_fits(step, buffers)
+    for refused in (
+        product(8, 64, 64),
+        product(64, 8, 64),
+        product(64, 5000, 64),
+        product(64, 64, 8),
+        product(64, 64, 64, activation="tanh"),
+    ):
+        assert not panel_fits(*refused)
+
+
+def test_it_takes_part_where_it_was_seen_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, buffers = product(64, 64, 64)
+    assert set(gemm_candidates(step, buffers, True, True)()) == {"onednn", "mkl", "panel"}
+    monkeypatch.setattr(tuning, "cpu_model", lambda: "GenuineIntel 6 207")
+    assert Chooser().races_panels(packed=True) and not Chooser().races_panels(packed=False)
+    monkeypatch.setattr(tuning, "cpu_model", lambda: "AuthenticAMD 25 1")
+    assert Chooser().races_panels(packed=False) and not Chooser(measure=False).races_panels(packed=True)
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduce, self.middle, self.expand = nn.Conv2d(48, 16, 1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 48, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(x)
+        return F.relu(self.expand(F.relu6(self.middle(F.relu(self.reduce(x))))) + x)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_convolutions_with_relu_behind_them(ours: None, freeze: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = _Bottleneck().eval(), torch.randn(2, 48, 9, 7)
+    x[1, 3, 4, 2] = float("nan")
+    called: list[str] = []
+    write = library_calls._panels
+    monkeypatch.setattr(library_calls, "_panels", lambda writer, step, *rest: (called.append(step.activation), write(writer, step, *rest)))
+    compiled = precast.compile(model, store=tmp_path / "store", options={"freeze": freeze})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model.double()(x.double()).float(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert called == ["relu", "relu"]
