@@ -304,3 +304,30 @@ def test_what_has_no_copy_is_used_as_it_is(store: Store) -> None:
     computed = torch.randn(16, 256, requires_grad=True).clone()
     found = profile(loaded(Locked().train(), computed, train=True), 1, store, calls=1)
     assert sorted(graph.role for graph in found.graphs) == ["backward", "forward"]
+
+
+@pytest.mark.slow
+def test_the_slowest_five_are_the_slowest_for_torchs_profiler(store: Store) -> None:
+    """Of operators that torch's profiler sees one by one, of sizes from thousands of elements to a million."""
+
+    def f(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ordered, top, histogram, spectrum = a.sort(-1)[0], b.topk(5)[0], torch.histc(a, 50), torch.fft.rfft(b)
+        return ordered, top, histogram, spectrum, torch.linalg.qr(c)[0], torch.bucketize(b, d[0]), d.kthvalue(7)[0], c.mode(-1)[0]
+
+    args = (torch.randn(512, 2048), torch.randn(128, 1024), torch.randn(64, 64), torch.randn(128, 16).sort(-1)[0])
+    found = profile(loaded(f, *args), 1, store, calls=30)
+    steps = {step.record.name: step.seconds for step in steps_of(found) if step.record.kind == "operator"}
+    assert len(steps) >= 7, steps
+    compiled = precast.compile(f, store=store)
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        for _ in range(30):
+            compiled(*args)
+    torchs: dict[str, list[float]] = {name: [] for name in steps}
+    for event in seen.events():
+        if event.name in torchs:
+            torchs[event.name].append(event.time_range.elapsed_us())
+    assert all(torchs.values()), "each operator is seen"
+    theirs = {name: statistics.median(times) for name, times in torchs.items()}
+    fifth = sorted(theirs.values())[-5]
+    slowest = sorted(steps, key=lambda name: -steps[name])[:5]
+    assert all(theirs[name] >= fifth / 1.5 for name in slowest), (steps, theirs)
