@@ -19,7 +19,7 @@ def predictions(records: Sequence[StepRecord], chip: Chip) -> tuple[Predicted, .
     """
     places = {name: ("workspace", offset) for record in records for name, (offset, _) in record.places.items()}
     distances = reuse_distances(records, places)
-    return tuple(predicted(record, chip, far, tf32=record.name == "conv") for record, far in zip(records, distances, strict=True))
+    return tuple(predicted(record, chip, far, tf32="conv" in record.name) for record, far in zip(records, distances, strict=True))
 
 
 def dearest_first(kernels: Sequence[Kernel], buffers: Sequence[Buffer], target: str) -> list[Kernel]:

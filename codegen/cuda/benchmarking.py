@@ -228,7 +228,7 @@ def launch(kernel: TritonKernel, cubin: Cubin | Exception, tensors: Mapping[str,
         code = driver.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared, stream, pointers, None)
         if code:
             raise RuntimeError(f"cuLaunchKernel answers {code}")
-        return values, module  # kept alive by the call
+        return values, module, tensors  # kept alive by the call
 
     return call if grid > 0 else None
 

@@ -82,6 +82,10 @@ def work_of(step: Step, buffers: Mapping[str, Buffer]) -> Work:
             return _of_call(step, buffers, _by_formula(step, buffers), next(iter(views(step)), None))
 
 
+FUSED_CONVOLUTIONS = ("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu")
+"""Operators of which torch has no formula, and whose first operands are the input and the weight."""
+
+
 def _of_call(step: Step, buffers: Mapping[str, Buffer], operations: int | None, first: View | None) -> Work:
     read: dict[str, int] = {}
     for view in views(step):
@@ -99,6 +103,9 @@ def _bytes(view: View, buffers: Mapping[str, Buffer]) -> int:
 
 def _by_formula(step: Extern, buffers: Mapping[str, Buffer]) -> int | None:
     """Torch's own count of an operator's operations; None where it has none. Whatever the formula raises means the same."""
+    if step.op in FUSED_CONVOLUTIONS and isinstance(step.args[1], View):
+        batch, _, *space = map(hint, buffers[step.outs[0]].size)
+        return 2 * batch * prod(space) * prod(map(hint, step.args[1].size))
     namespace, _, rest = step.op.partition("::")
     packet = getattr(getattr(torch.ops, namespace, None), rest.partition(".")[0], None) if namespace == "aten" else None
     if packet not in flop_registry:

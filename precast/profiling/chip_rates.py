@@ -99,7 +99,8 @@ def _memory(device: str, store: Store) -> tuple[float, Curve]:
     add = compiled_form(lambda x, y: y.copy_(x + 1), store=store, options=_options(device), dynamic=True)
 
     def seconds(nbytes: int) -> float:
-        return _step_seconds(device, add, *torch.ones(2, nbytes // 8, dtype=torch.float32, device=device))
+        x, y = (torch.ones(nbytes // 8, dtype=torch.float32, device=device) for _ in range(2))  # of one storage they were one input
+        return _step_seconds(device, add, x, y)
 
     sizes = _MOVED_ON_HOST if device == "cpu" else _MOVED_ON_DEVICE
     took = {nbytes: seconds(nbytes) for nbytes in reversed(sizes)}  # the first size is what the kernel's tiling is chosen for

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from precast.lowering.analysis.work import Work, work_of
+from precast.lowering.ir.index import contiguous_strides
+from precast.lowering.ir.nodes import Buffer, Extern, View
+from precast.lowering.ir.scalars import DType
 from precast.lowering.options import LoweringOptions
 from precast.lowering.pipeline import schedule
 from tests.lowering.test_lowered_steps import program_of, t
@@ -74,3 +77,14 @@ def test_products_and_convolutions(fn: Callable[..., Any], args: tuple[torch.Ten
 def test_an_operator_without_a_formula_has_bytes_only() -> None:
     work = next(w for w in works_of(lambda x: torch.linalg.inv(x), t(16, 16)) if w.operations is None)
     assert not work.products and sum(work.read.values()) == 4 * 256
+
+
+def test_a_fused_convolution_has_the_operations_of_its_convolution() -> None:
+    buffers = [Buffer(name, DType.BF16, size, contiguous_strides(size)) for name, size in SIZES.items()]
+    x, w, b = (View(name, SIZES[name], contiguous_strides(SIZES[name])) for name in ("x", "w", "b"))
+    step = Extern("aten::cudnn_convolution_relu", (x, w, b, (1, 1), (1, 1), (1, 1), 1), (), ("y",))
+    work = work_of(step, {buffer.name: buffer for buffer in buffers})
+    assert work.operations == 2 * 2 * 6 * 6 * 16 * 8 * 3 * 3 and work.products and work.arithmetic == "bf16"
+
+
+SIZES: dict[str, tuple[int, ...]] = {"x": (2, 8, 6, 6), "w": (16, 8, 3, 3), "b": (16,), "y": (2, 16, 6, 6)}

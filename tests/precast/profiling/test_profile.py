@@ -316,7 +316,7 @@ def test_the_slowest_five_are_the_slowest_for_torchs_profiler(store: Store) -> N
 
     args = (torch.randn(512, 2048), torch.randn(128, 1024), torch.randn(64, 64), torch.randn(128, 16).sort(-1)[0])
     found = profile(loaded(f, *args), 1, store, calls=30)
-    steps = {step.record.name: step.seconds for step in steps_of(found) if step.record.kind == "operator"}
+    steps = {step.record.name.partition(".")[0]: step.seconds for step in steps_of(found) if step.record.kind == "operator"}
     assert len(steps) >= 7, steps
     compiled = precast.compile(f, store=store)
     with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
