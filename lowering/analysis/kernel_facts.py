@@ -118,13 +118,13 @@ def points(axes: tuple[Axis, ...]) -> int:
 
 
 @lru_cache(1 << 12)
-def cost_of(value: Value) -> int:
+def cost_of(*values: Value) -> int:
     """Arithmetic per evaluation: 1 for a simple operation, 3 for a division or root, 8 for a transcendental; tests of positions (masks)
     and divisions by a number, which are products, cost little.
     """
     total = 0
     of_data: set[Value] = set()
-    for v in walk(value):  # operands first
+    for v in walk(*values):  # operands first
         if isinstance(v, Load) or any(o in of_data for o in operands(v)):
             of_data.add(v)
         if isinstance(v, Alu) and v in of_data:

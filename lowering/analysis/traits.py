@@ -81,12 +81,27 @@ class Traits:
     """Columns and depth from which narrow weights are worth it."""
     fused_columns: int = 512
     """Columns of a product up to which its rows are computed as they are read: once for each block of columns."""
-    shallow_rows: int = 4096
-    shallow_columns: int = 64
-    shallow_depth: int = 512
-    shallow_columns_beyond: int = 256
-    """Products of at least so many rows and columns and at most that depth go into the kernels that read them; twice the depth is still
-    worth it for as few columns as the last. Measured on an H100 (docs/tuning.md)."""
+    own_rows: int = 1024
+    own_columns: int = 64
+    own_depth: int = 64
+    """Sizes from which a product may go into the kernel that reads it, if that is predicted to be faster by the rates below. They were
+    fitted to 100 products on an H200 with something behind and in front (docs/tuning.md): about 13 % off in the mean."""
+    own_start: float = 2.3e-6
+    own_bytes: float = 6.8e12
+    own_operations: float = 6.2e14
+    own_operations_of_several: float = 5.2e14
+    own_arithmetic: float = 1.7e13
+    own_scattered: float = 1.7e11
+    """Of a kernel with a product inside: seconds to start; bytes a second, much of which a cache has; operations a second of whole blocks,
+    with one sum and with several; simple operations a second behind the sums; and loads a second, in front of the sums, whose
+    neighbours along the depth are no neighbours in memory, so that none of them is on its way while the one before is multiplied."""
+    library_start: float = 1.5e-6
+    library_bytes: float = 3.9e12
+    library_operations: float = 1.27e15
+    """Of a library's product, and of a kernel without one beside it: seconds to start each, bytes and operations a second. A library
+    reads and computes at once, so that its operations are counted as if they were faster than any."""
+    own_gain: float = 0.97
+    """The part of the steps' time that one kernel must be predicted to take at most."""
 
     # products with columns that are no multiple of a vector (pad_matmul_rows.py)
     odd_rows: int = 128

@@ -59,10 +59,10 @@ def _group_order(program: Program, owner: list[int]) -> list[int]:
         stack = [group]
         while stack:
             follower = stack.pop()
-            for needed in before[follower]:
-                if due[needed] > due[group]:
-                    due[needed] = due[group]
-                    stack.append(needed)
+            for earlier in before[follower]:
+                if due[earlier] > due[group]:
+                    due[earlier] = due[group]
+                    stack.append(earlier)
     waiting = {g: len(b) for g, b in before.items()}
     ready = [(due[g], last[g], g) for g, n in waiting.items() if not n]
     heapq.heapify(ready)
