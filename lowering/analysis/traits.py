@@ -93,8 +93,8 @@ class Traits:
     own_arithmetic: float = 1.7e13
     own_scattered: float = 1.7e11
     """Of a kernel with a product inside: seconds to start; bytes a second, much of which a cache has; operations a second of whole blocks,
-    with one sum and with several; simple operations a second behind the sums; and loads a second, in front of the sums, whose
-    neighbours along the depth are no neighbours in memory, so that none of them is on its way while the one before is multiplied."""
+    with one sum and with several; simple operations a second behind the sums; and loads a second, in front of the sums, that are
+    no neighbours in memory along either axis of their side, so that none of them is on its way while the one before is multiplied."""
     library_start: float = 1.5e-6
     library_bytes: float = 3.9e12
     library_operations: float = 1.27e15

@@ -81,13 +81,14 @@ def of_one_kernel(kernel: Kernel, product: Product, buffers: Mapping[str, Buffer
 
 
 def _scattered(side: Value, own: tuple[Axis, ...], depth: tuple[Axis, ...]) -> int:
-    """How many loads of one side of a product vary with both its axes and are no neighbours along the depth."""
+    """How many loads of one side of a product vary with both its axes and are neighbours along neither."""
     outer, inner = {a.symbol for a in own}, {a.symbol for a in depth}
+    lines = tuple(axes[-1].symbol for axes in (own, depth))
     count = 0
     for value in walk(side):
         expr = index_expr(value)
         if not isinstance(value, Load) or expr is None or not expr.free_symbols & outer or not expr.free_symbols & inner:
             continue
-        found = ix.coefficients(expr, tuple(a.symbol for a in depth))
-        count += found is None or found[1][-1] != 1 or bool(value.gathers)
+        found = ix.coefficients(expr, lines)
+        count += found is None or 1 not in found[1] or bool(value.gathers)
     return count
