@@ -13,11 +13,14 @@ failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import math
 import os
 import re
+import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -167,26 +170,37 @@ class Child:
         command = [sys.executable, __file__, "--one", name, *options]
         self.name, self.errors = name, (own / "errors.txt").open("w+")
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env={**os.environ, **environment(own)}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env={**os.environ, **environment(own)},
+            start_new_session=True,
         )
 
     def ready(self, seconds: float) -> bool:
         """Waits until the row is prepared; False where its process ended, or took longer than that."""
-        import select
-
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], max(seconds, 0.0))[0]:
             return False
         return self.process.stdout.readline() == "prepared\n"
 
     def result(self) -> dict[str, Any] | None:
-        answer, _ = self.process.communicate("go\n")
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
         return json.loads(answer) if answer.strip() else None
 
-    def ended(self, late: bool) -> str:
-        """Ends the process, and says how far it came."""
-        self.process.kill()
+    def end(self) -> None:
+        """Ends the process and the compilers that it started, which would otherwise hold it up."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+
+    def said(self, late: bool) -> str:
+        """How far it came."""
         self.errors.seek(0)
         said = self.errors.read().strip().splitlines() or [""]
         return "was not prepared in time" if late else f"failed: {said[-1][:200]}"
@@ -240,9 +254,10 @@ def run(given: argparse.Namespace, wanted: Sequence[str], found: list[dict[str, 
         late = time.perf_counter() - began >= given.seconds
         for child in children:
             one = child.result() if prepared[child.name] else None
+            child.end()
             if one is None:
                 failed.append(child.name)
-                print(f"{child.name:22} {child.ended(late)}", flush=True)
+                print(f"{child.name:22} {child.said(late)}", flush=True)
                 continue
             found.append(one)
             print(line(one, given.contenders), flush=True)

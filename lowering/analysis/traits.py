@@ -93,15 +93,13 @@ class Traits:
     own_arithmetic: float = 1.7e13
     own_scattered: float = 1.7e11
     """Of a kernel with a product inside: seconds to start; bytes a second, much of which a cache has; operations a second of whole blocks,
-    with one sum and with several; simple operations a second behind the sums; and loads a second, in front of the sums, that are
+    with one sum and with several; simple operations a second around the sums; and loads a second, in front of the sums, that are
     no neighbours in memory along either axis of their side, so that none of them is on its way while the one before is multiplied."""
     library_start: float = 1.5e-6
     library_bytes: float = 3.9e12
     library_operations: float = 1.27e15
     """Of a library's product, and of a kernel without one beside it: seconds to start each, bytes and operations a second. A library
     reads and computes at once, so that its operations are counted as if they were faster than any."""
-    own_gain: float = 0.97
-    """The part of the steps' time that one kernel must be predicted to take at most."""
 
     # products with columns that are no multiple of a vector (pad_matmul_rows.py)
     odd_rows: int = 128

@@ -35,7 +35,7 @@ def takes(alternative: Alternative) -> bool:
     if alternative.product.size[0] < traits.own_rows:
         return False
     apart = sum(_seconds(step, buffers, traits) for step in alternative.steps)
-    return of_one_kernel(alternative.kernel, alternative.product, buffers, traits) < traits.own_gain * apart
+    return of_one_kernel(alternative.kernel, alternative.product, buffers, traits) < apart
 
 
 def _seconds(step: Step, buffers: Mapping[str, Buffer], traits: Traits) -> float:
@@ -71,13 +71,12 @@ def of_one_kernel(kernel: Kernel, product: Product, buffers: Mapping[str, Buffer
     operations = 2 * rows * blocks[0] * block * depth * sums
     values = [r for s in kernel.stores for r in store_roots(s)]
     behind = points(kernel.axes) * (cost_of(*values) - cost_of(*(v for v in walk(*values) if isinstance(v, Reduce))))
-    scattered = sum(
-        _scattered(value, own, product.depth) * points(own) * depth * again
-        for s in product.sums
-        for value, own, again in ((s.left, product.rows, blocks[0]), (s.right, product.columns, blocks[1]))
-    )
+    sides = [side for s in product.sums for side in ((s.left, product.rows, blocks[0]), (s.right, product.columns, blocks[1]))]
+    sides = list({value: (value, own, points(own) * depth * again) for value, own, again in sides}.values())  # those of two sums once
+    around = behind + sum(cost_of(value) * count for value, _, count in sides)
+    scattered = sum(_scattered(value, own, product.depth) * count for value, own, count in sides)
     seconds = traits.own_start + work_of(kernel, buffers).bytes / traits.own_bytes + operations / rate
-    return seconds + behind / traits.own_arithmetic + scattered / traits.own_scattered
+    return seconds + around / traits.own_arithmetic + scattered / traits.own_scattered
 
 
 def _scattered(side: Value, own: tuple[Axis, ...], depth: tuple[Axis, ...]) -> int:
