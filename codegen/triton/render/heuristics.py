@@ -131,8 +131,9 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     inner += [_count(tuple(a for a in s.axes or () if a not in part.x)) for s in part.stores]
     widest = max(inner, default=1)
     if widest == 1:
-        if any(s.mode != "set" and not (traits.vector_updates and known[s.buffer].dtype is DType.F32) for s in part.stores):
-            return _flat(rows, traits, WARP)
+        updated = {known[s.buffer].dtype for s in part.stores if s.mode != "set"}
+        if updated:
+            return _flat(rows, traits, 256 if traits.vector_updates and updated == {DType.F32} else WARP)
         full = [a for a in accesses(part, known) if a.points == rows]
         return _flat(rows, traits, 512 if len(full) <= 2 else 256)
     if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
