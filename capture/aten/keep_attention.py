@@ -16,6 +16,7 @@ import torch.fx
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
+from precast import attention_results
 from precast.capture.common.patching import patched
 from precast.target_registry import computes_on
 
@@ -41,9 +42,7 @@ def _fake(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Laid out as the fused kernels do it: [B, H, S, D] in memory for [B, S, H, D]."""
-    batch, heads, rows, _ = query.shape
-    return query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
+    return attention_results.like(query, key, value, attn_mask, is_causal)
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any) -> Any:

@@ -13,8 +13,8 @@ import sympy
 import torch
 import torch.nn.functional as F
 
+from precast.attention_results import CUDNN_DEPTH
 from precast.codegen.common.measure import as_seen, conv_key, gemm_key, torch_dtype, view_as_seen
-from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Extern, Gemm, Size, View
 from precast.lowering.ir.scalars import HALVES, DType
@@ -26,7 +26,7 @@ Calls = Callable[[], dict[str, Callable[[], object]]]
 
 ACTIVATIONS = ("relu", "gelu_tanh")
 """What cuBLASLt applies to a product with a bias: exactly eager's functions, without the rounding in between."""
-FLASH_DEPTH, CUDNN_DEPTH = 256, 128
+FLASH_DEPTH = 256
 PLACE = "cuda"
 """Where the operands of what is timed lie."""
 
@@ -116,6 +116,8 @@ def conv_choice(step: Conv, buffers: Buffers) -> Choice:
 
 
 def _fuses(step: Conv, buffers: Buffers) -> bool:
+    if step.groups != 1 and step.weight.size[1] == 1:
+        return False  # its fused operators take ten times as long where each channel is a group
     if step.transposed or len(step.x.size) != 4 or step.activation != "relu" or buffers[step.out].dtype not in (*HALVES, DType.F32):
         return False
     residual = step.residual
@@ -197,17 +199,16 @@ def _conv_calls(step: Conv, buffers: Buffers, names: list[str]) -> dict[str, Cal
     return {name: every[name] for name in names}
 
 
-def attention_choice(step: Attention, buffers: Buffers, traits: Traits) -> Choice:
+def attention_choice(step: Attention, buffers: Buffers) -> Choice:
     """The attention kernels that take the step; "aten" leaves the choice to torch at each call.
 
-    cuDNN's is the fastest from 197 rows on (H200) and the only fast one with a mask or for one row of queries; flash is on short rows.
+    cuDNN's is the fastest on an H200 from one row of queries to thousands, with a mask and without.
     """
     names = (
         *(n for n, fits in (("cudnn", _cudnn_fits), ("flash", _flash_fits), ("efficient", _efficient_fits)) if fits(step, buffers)),
         "aten",
     )
-    default = "flash" if "flash" in names and hint(step.q.size[2]) <= traits.flash_rows else names[0]
-    return Choice(attention_key(step, buffers), names, default, lambda: _attention_calls(step, buffers, names))
+    return Choice(attention_key(step, buffers), names, names[0], lambda: _attention_calls(step, buffers, names))
 
 
 def attention_key(step: Attention, buffers: Buffers) -> str:
@@ -244,6 +245,7 @@ def _flash_fits(step: Attention, buffers: Buffers) -> bool:
 
 def _cudnn_fits(step: Attention, buffers: Buffers) -> bool:
     known = all(isinstance(n, int | sympy.Integer) for v in (step.q, step.k) for n in v.size)  # each size is planned anew
+    known = known and step.k.size[2] != 1  # of one key it knows no plan
     dtype, mask = buffers[step.out].dtype, step.mask
     plain = _square(step) if mask is None else not step.causal and mask.stride[-1] == 1 and buffers[mask.buffer].dtype is dtype
     return dtype in HALVES and known and plain and _dense(step) and _depth(step, CUDNN_DEPTH)

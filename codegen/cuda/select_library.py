@@ -83,7 +83,7 @@ def _plain(step: Gemm | Conv, name: str, buffers: Buffers) -> list[RunStep]:
 
 
 def _attention(step: Attention, buffers: Buffers, pick: _Picker) -> RunStep:
-    match pick(attention_choice(step, buffers, pick.chooser.traits)):
+    match pick(attention_choice(step, buffers)):
         case ("flash" | "cudnn" | "efficient") as how:
             return LibraryCall(step, how)
         case _:

@@ -19,8 +19,6 @@ class Traits:
     """Bytes that the blocks of a product in flight may take without a measurement: the smallest architectures have 99 KiB a block."""
     tuned_in_flight: int = 160 << 10
     """The same for candidates that a tuner tries; an H100 has 227 KiB a block."""
-    flash_rows: int = 128
-    """Rows of queries up to which flash attention beat cuDNN's on an H200; cuDNN's is faster from 197 rows on."""
 
     # reductions that are cut in two (split_reductions.py)
     idle_programs: int = 100

@@ -14,7 +14,7 @@ from precast.lowering.build.lazy_tensor import Tensor
 from precast.lowering.build.output_strides import streamed, strides_as_read
 from precast.lowering.build.registry import Result, lowering
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Attention, Conv, Gemm, Size, Value, View
+from precast.lowering.ir.nodes import Attention, Conv, Gemm, Kernel, Size, Value, View
 from precast.lowering.ir.scalars import DType, ReduceOp
 from precast.lowering.ops.creation import empty_sizes
 
@@ -262,7 +262,10 @@ def _attention(
     factor = 1 / math.sqrt(depth) if scale is None else scale
     four = [_to_rank(t, 4) for t in (q, k, value)]
     four[1:] = _shared_heads(*four[1:])
-    target = _heads_last(b, (*four[0].size[:3], four[2].size[3]), q.dtype) if out is None else out
+    if out is None and b.on_gpu and q.rank == 4 and (b.is_result or _given(b, four[0])):
+        target = b.output()  # the library lays its result out as the queries lie
+    else:
+        target = _heads_last(b, (*four[0].size[:3], four[2].size[3]), q.dtype) if out is None else out
     assert target.window is not None
     b.steps.append(
         Attention(
@@ -303,6 +306,12 @@ def _repeated(t: Tensor, like: Tensor, group: int) -> Value:
     names[1] = ix.floordiv(names[1], group, ix.extents_of(like.size))
     index = [n if s != 1 else sympy.S.Zero for n, s in zip(names, t.size, strict=True)]
     return t.at(index, ix.extents_of(like.size))
+
+
+def _given(b: Builder, q: Tensor) -> bool:
+    """Whether the queries lie in memory in a layout that no kernel chooses."""
+    made = {store.buffer for step in b.steps if isinstance(step, Kernel) for store in step.stores}
+    return q.window is not None and q.window.buffer not in made
 
 
 def _heads_last(b: Builder, size: tuple[Size, ...], dtype: DType) -> Tensor:

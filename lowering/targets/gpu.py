@@ -14,19 +14,18 @@ from precast.lowering.passes.fusion.join_parts import join_parts
 from precast.lowering.passes.gpu.attention_layout import heads_of_a_row_together
 from precast.lowering.passes.gpu.batch_kernels import gpu_batches
 from precast.lowering.passes.gpu.concat_in_place import share_joins
-from precast.lowering.passes.gpu.conv_bias_and_layout import conv_biases, weights_channels_last
+from precast.lowering.passes.gpu.conv_bias_and_layout import conv_biases, images_channels_last, weights_channels_last
 from precast.lowering.passes.gpu.depthwise_conv import depthwise_convolutions
 from precast.lowering.passes.gpu.gemv_as_reduction import vector_products
 from precast.lowering.passes.gpu.library_epilogues import attach_gpu_epilogues
 from precast.lowering.passes.gpu.pad_matmul_rows import roomy_rows
-from precast.lowering.passes.gpu.patch_conv_as_matmul import is_patch, patches_as_products
+from precast.lowering.passes.gpu.patch_conv_as_matmul import patches_as_products
 from precast.lowering.passes.gpu.prologue_kernels_first import small_kernels_first
 from precast.lowering.passes.gpu.skinny_matmul_rule import shallow_products
 from precast.lowering.passes.gpu.space_to_depth import space_to_depth
 from precast.lowering.passes.gpu.split_reductions import gpu_reductions
 from precast.lowering.passes.gpu.spread_updates import spread_updates
 from precast.lowering.passes.gpu.weight_only_quant_matmul import narrow_products
-from precast.lowering.passes.layout.channels_last import channels_last
 from precast.lowering.passes.simplify.algebra import simplify
 from precast.lowering.passes.simplify.collapse_axes import collapse_axes
 from precast.lowering.passes.simplify.constant_fold import fold_constants
@@ -78,7 +77,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("depthwise convolutions", depthwise_convolutions),
         ("convolution biases", conv_biases),
         ("weights channels last", weights_channels_last(options.freeze, bound)),
-        ("channels last", partial(channels_last, as_it_is=is_patch)),
+        ("channels last", images_channels_last),
         ("patches as products", patches_as_products),
         ("joins share", partial(share_joins, growth=growth)),
         ("updates spread", partial(spread_updates, traits=traits)),

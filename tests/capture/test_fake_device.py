@@ -104,6 +104,27 @@ def test_models_of_every_kind_give_the_same(given: str) -> None:
     assert {value.device.type for value in values.values()} == {"cuda"}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "keys", "depth", "lies"),
+    [
+        (torch.bfloat16, 6, 8, (144, 48, 8, 1)),
+        (torch.float32, 6, 8, (144, 8, 24, 1)),
+        (torch.bfloat16, 1, 8, (144, 8, 24, 1)),
+        (torch.float16, 6, 12, (216, 12, 36, 1)),
+    ],
+    ids=["cuDNN's", "float32", "one key", "odd depth"],
+)
+def test_attention_promises_the_layout_of_the_kernel_that_runs(dtype: torch.dtype, keys: int, depth: int, lies: tuple[int, ...]) -> None:
+    """cuDNN's lays its result out as the queries lie, the others as [B, S, H, D]; of queries that lie so, all do."""
+    q, k = torch.empty(2, 3, 6, depth, dtype=dtype), torch.empty(2, 3, keys, depth, dtype=dtype)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for given, wanted in ((q, lies), (q.transpose(1, 2).contiguous().transpose(1, 2), (18 * depth, depth, 3 * depth, 1))):
+        frame = captured(lambda q, k: attend(q, k, k), (given, k), {})
+        assert frame.graph is not None
+        (node,) = frame.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default)
+        assert node.meta["val"].stride() == wanted
+
+
 def test_attention_stays_whole_as_the_fused_kernels_lay_it_out() -> None:
     args, kwargs = call()
     frame = captured(Net().eval(), args, kwargs)

@@ -44,6 +44,8 @@ class Part:
     stores: tuple[Store, ...]
     grid: bool = False
     """Nothing is reduced: the tile is cut into blocks of `rblock` lanes, each a program's."""
+    planes: bool = False
+    """Such a tile is all that lies within one point of `x`, to which many of the loads belong."""
 
 
 def power_of_two(value: int) -> int:

@@ -9,16 +9,18 @@ from dataclasses import replace
 
 from precast.lowering.analysis.effects import writes
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Attention, Kernel, Program, View
+from precast.lowering.ir.nodes import Attention, Kernel, Program, Size, View
 from precast.lowering.passes.layout.channels_last import in_memory_order
 from precast.lowering.passes.layout.relayout import Move, moved
 
 
 def heads_of_a_row_together(program: Program) -> Program:
-    """The program with such operands laid out as [B, S, H, D]."""
+    """The program with such operands laid out as [B, S, H, D]; the queries stay where the result is wanted as they are."""
     for step in program.steps:
         if isinstance(step, Attention):
-            for view in (step.q, step.k):
+            out = program.buffer(step.out)
+            own = len(out.size) == 4 and out.stride == _together(out.size)
+            for view in (step.q, step.k) if own else (step.k,):
                 program = _laid(program, view)
     return program
 
@@ -30,10 +32,15 @@ def _laid(program: Program, view: View) -> Program:
     makers = [s for s in program.steps if buffer.name in writes(s)]
     if not contiguous or size[1] == 1 or size[2] == 1 or not all(isinstance(s, Kernel) for s in makers):
         return program
-    _, heads, rows, depth = size
-    stride = (ix.numel((heads, rows, depth)), depth, ix.numel((heads, depth)), 1)
+    stride = _together(size)
     new = moved(program, Move(buffer.name, size, stride, buffer.name))
     if new is None:
         return program
     steps = tuple(in_memory_order(s) if isinstance(s, Kernel) and buffer.name in writes(s) else s for s in new.steps)
     return replace(new, steps=steps, buffers=tuple(replace(b, stride=stride) if b is buffer else b for b in new.buffers))
+
+
+def _together(size: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Strides of [B, H, S, D] that lies as [B, S, H, D]."""
+    _, heads, rows, depth = size
+    return (ix.numel((heads, rows, depth)), depth, ix.numel((heads, depth)), 1)

@@ -19,7 +19,8 @@ from precast.lowering.ir.scalars import Op
 from precast.lowering.ir.substitution import shared_axis
 from precast.lowering.passes.fusion.library_loops import finish, in_compute_type
 from precast.lowering.passes.gpu.patch_conv_as_matmul import is_patch
-from precast.lowering.passes.layout.channels_last import is_image
+from precast.lowering.passes.layout.channels_last import channels_last, is_image
+from precast.lowering.passes.layout.planes import between_planes
 
 
 def conv_biases(program: Program) -> Program:
@@ -31,6 +32,12 @@ def _bare(step: Step) -> bool:
     if not isinstance(step, Conv) or is_patch(step):
         return False
     return step.bias is not None and step.activation == "none" and step.residual is None
+
+
+def _unfused(step: Conv) -> bool:
+    """Whether cuDNN has no fast operator with an epilogue: a group for each channel."""
+    epilogue = step.bias is not None or step.residual is not None or step.activation != "none"
+    return epilogue and not step.transposed and step.groups != 1 and step.weight.size[1] == 1
 
 
 class _Biases:
@@ -62,7 +69,7 @@ class _Biases:
                 steps.append(replace(step, bias=None))
             elif isinstance(step, Conv) and step.residual is not None and step.residual.buffer in self.moved:
                 steps += self._with_both(step, self.moved[step.residual.buffer])
-            elif isinstance(step, Conv) and (_bare(step) or self._leaves_in_planes(step)):
+            elif isinstance(step, Conv) and (_bare(step) or _unfused(step) or self._leaves_in_planes(step)):
                 steps += self._split(step)
             else:
                 steps.append(step)
@@ -103,6 +110,18 @@ class _Biases:
             value = Alu(Op.ADD, (load, addend), result.dtype.compute)
         kernel = Kernel(f"bias_{step.out}", axes, (Store(step.out, index, finish(step, value, axes, self.buffers)),), step.origins)
         return [replace(step, out=plain, bias=None, activation="none", activation_args=(), residual=None), kernel]
+
+
+def images_channels_last(program: Program) -> Program:
+    """The program with channels-last images, except around what cuDNN multiplies pixel by pixel as fast where the pixels lie in planes."""
+    apart = between_planes(program)
+    pixelwise = {s.out for s in program.steps if isinstance(s, Conv) and s.out in apart and _is_pixelwise(s)}
+    return channels_last(program, is_patch, pixelwise)
+
+
+def _is_pixelwise(step: Conv) -> bool:
+    single = all(n == 1 for n in step.weight.size[2:]) and all(n == 0 for n in step.padding)
+    return is_image(step) and single and step.groups == 1
 
 
 def weights_channels_last(freeze: bool, bound: Collection[str] | None = None) -> Callable[[Program], Program]:

@@ -7,7 +7,7 @@ A buffer stays as it is when some access to it cannot be traced to coordinates, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import sympy
@@ -40,13 +40,17 @@ from precast.lowering.passes.simplify.algebra import position_of
 Access = tuple[str, sympy.Expr, Value | None]
 
 
-def channels_last(program: Program, as_it_is: Callable[[Conv], bool] = lambda conv: False) -> Program:
-    """The program with channels-last temporaries around all its two-dimensional convolutions. Those of which `as_it_is` holds read the
-    program's inputs in any layout.
+def channels_last(program: Program, as_it_is: Callable[[Conv], bool] = lambda conv: False, apart: Collection[str] = frozenset()) -> Program:
+    """The program with channels-last temporaries around all its two-dimensional convolutions but those whose results are `apart`. Those of
+    which `as_it_is` holds read the program's inputs in any layout.
     """
-    if not any(is_image(s) for s in program.steps):
+
+    def taking(step: Step) -> bool:
+        return is_image(step) and isinstance(step, Conv) and step.out not in apart
+
+    if not any(taking(s) for s in program.steps):
         return program
-    return Layout(_copied_inputs(program, as_it_is), is_image).run()
+    return Layout(_copied_inputs(program, lambda conv: as_it_is(conv) or conv.out in apart), taking).run()
 
 
 def is_image(step: Step) -> bool:

@@ -16,7 +16,6 @@ from precast.codegen.cuda.benchmarking import Lab
 from precast.codegen.cuda.candidates import Choice, attention_choice, conv_choice, gemm_choice, heads_once
 from precast.codegen.cuda.select_library import expand
 from precast.codegen.cuda.tuning import CudaChooser, Problem
-from precast.lowering.analysis.traits import SM_90
 from precast.lowering.ir.nodes import Attention, Conv, Extern, Gemm, Kernel, Program
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
@@ -177,8 +176,8 @@ def test_each_attention_kernel(how: str, rows: int) -> None:
     inputs = [heads(1, 2, rows, 16).bfloat16() for _ in range(3)]
     program = scheduled(attend, *inputs)
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    choice = attention_choice(step, {b.name: b for b in program.buffers}, SM_90)
-    assert choice.names == ("cudnn", "flash", "efficient", "aten") and choice.default == ("flash" if rows <= 128 else "cudnn")
+    choice = attention_choice(step, {b.name: b for b in program.buffers})
+    assert choice.names == ("cudnn", "flash", "efficient", "aten") and choice.default == "cudnn"
     tuning: dict[str, Record] = {choice.key: {"winner": how, "us": {}}}
     assert calls(program, CudaChooser(tuning)) == ["aten::scaled_dot_product_attention" if how == "aten" else f"{how} attention"]
     (found,) = on_stub(attend, *inputs, tuning=tuning)(*inputs)
@@ -196,13 +195,14 @@ def test_each_attention_kernel(how: str, rows: int) -> None:
         ([*(heads(2, 4, 16, 8).half() for _ in range(3)), r(2, 1, 16, 16).half()], {}, ("cudnn", "efficient", "aten")),
         ([*(heads(2, 4, 12, 8).half() for _ in range(3)), r(2, 1, 12, 12).half()], {}, ("cudnn", "aten")),
         ([heads(2, 4, 12, 8).double() for _ in range(3)], {}, ("aten",)),
+        ([heads(2, 4, n, 8).half() for n in (12, 1, 1)], {}, ("flash", "efficient", "aten")),
     ],
-    ids=["float32", "odd depth", "grouped", "causal, more keys", "one row", "mask", "odd mask", "float64"],
+    ids=["float32", "odd depth", "grouped", "causal, more keys", "one row", "mask", "odd mask", "float64", "one key"],
 )
 def test_what_attention_may_run_on(inputs: list[torch.Tensor], kwargs: dict[str, Any], names: tuple[str, ...]) -> None:
     program = scheduled(lambda *x: attend(*x, **kwargs), *inputs)
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    assert attention_choice(step, {b.name: b for b in program.buffers}, SM_90).names == names
+    assert attention_choice(step, {b.name: b for b in program.buffers}).names == names
 
 
 def test_float32_pixels_stay_with_cudnn_whose_tf32_is_on_by_default() -> None:
@@ -215,7 +215,7 @@ def test_float32_pixels_stay_with_cudnn_whose_tf32_is_on_by_default() -> None:
 def test_a_record_that_names_no_way_is_ignored() -> None:
     program = scheduled(attend, *(heads(2, 4, 12, 8) for _ in range(3)))
     (step,) = (s for s in program.steps if isinstance(s, Attention))
-    key = attention_choice(step, {b.name: b for b in program.buffers}, SM_90).key
+    key = attention_choice(step, {b.name: b for b in program.buffers}).key
     assert calls(program, CudaChooser({key: {"winner": "cudnn", "us": {}}})) == ["efficient attention"]
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from precast.lowering.build.builder import Builder
+from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Conv, Kernel, Program, Scan, axis_symbol, walk
 from precast.lowering.passes.fusion.join_parts import _reaches, _steps
 from tests.lowering.passes.gpu.test_gpu_schedule import scheduled
@@ -81,7 +82,6 @@ WINDOWS = {
     "3x3": nn.Conv2d(6, 6, 3, padding=1, groups=6),
     "strided, dilated": nn.Conv2d(6, 6, (3, 2), stride=(2, 1), padding=(0, 2), dilation=(1, 3), groups=6, bias=False),
     "of rows": nn.Conv1d(6, 6, 4, padding=3, groups=6),
-    "5x5": nn.Conv2d(6, 6, 5, groups=6),
 }
 
 
@@ -92,9 +92,24 @@ def test_a_depthwise_convolution_is_a_kernel_with_what_follows(name: str) -> Non
 
 
 def test_a_depthwise_convolution_between_others_reads_channels_last() -> None:
+    """There the library's is as fast, without its epilogue."""
     net = nn.Sequential(nn.Conv2d(6, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     convs = [s for s in scheduled(net, X).steps if isinstance(s, Conv)]
-    assert len(convs) == 2 and all(c.x.stride[1] == 1 for c in convs)
+    assert len(convs) == 3 and all(c.x.stride[1] == 1 for c in convs)
+    assert (convs[1].activation, convs[1].bias) == ("none", None)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_of_pixels_between_planes_copies_nothing(stride: int) -> None:
+    program = scheduled(nn.Sequential(nn.Conv2d(6, 4, 1, stride), nn.SiLU()), X)
+    assert count(program) == {"kernel": 1, "conv": 1}
+    (conv,) = (s for s in program.steps if isinstance(s, Conv))
+    assert conv.x.buffer == "in2" and program.buffer(conv.out).stride == ix.contiguous_strides(program.buffer(conv.out).size)
+
+
+def test_a_convolution_of_pixels_before_another_makes_channels_last() -> None:
+    program = scheduled(nn.Sequential(nn.Conv2d(6, 4, 1), nn.SiLU(), nn.Conv2d(4, 4, 3)), X)
+    assert all(s.x.stride[1] == 1 for s in program.steps if isinstance(s, Conv))
 
 
 def test_wide_windows_and_groups_of_several_channels_are_the_librarys() -> None:
