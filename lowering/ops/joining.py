@@ -13,8 +13,11 @@ from precast.lowering.build.lazy_tensor import Tensor
 from precast.lowering.build.registry import Result, lowering
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Index, Size, Value
+from precast.lowering.ir.sizes import sizes
 from precast.lowering.ops.creation import empty_sizes
 
+MAX_INTERLEAVED, SECTOR = 4, 32
+"""Parts of which each element is chosen by position where they alternate within a sector, and the bytes of one."""
 MAX_INLINE_PARTS = 2
 """A join of this many cheap parts is inlined as a choice by position (rotary embeddings); a larger one is written part by part."""
 
@@ -36,12 +39,22 @@ def cat(b: Builder, parts: Sequence[Tensor], dim: int = 0) -> Result:
         and not b.feeds_library
     ):
         return _choice(b, parts, dim)
+    if _interleaved(b, parts, dim):
+        return _choice(b, parts, dim)
     out = b.output()
     start: Size = 0
     for t in parts:
         b.store(tx.narrow(out, dim, start, t.size[dim]), t)
         start = ix.plain(start + t.size[dim])
     return out
+
+
+def _interleaved(b: Builder, parts: Sequence[Tensor], dim: int) -> bool:
+    """Whether a GPU would write less than a sector at a time, part by part: the last dimension of a stack of few, say."""
+    if not b.on_gpu or len(parts) > MAX_INTERLEAVED or not all(Cost(t.body()).cheap for t in parts):
+        return False
+    runs = [ix.plain(t.size[dim] * sizes(b.value.stride())[dim]) for t in parts]
+    return all(isinstance(n, int) and n * b.dtype.itemsize < SECTOR for n in runs)
 
 
 def _choice(b: Builder, parts: Sequence[Tensor], dim: int) -> Tensor:
