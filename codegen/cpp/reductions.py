@@ -162,11 +162,13 @@ def inline_fold(op: ReduceOp, dtype: DType, item: DType, items: list[str], resul
 
 
 def _fold_extreme(op: ReduceOp, dtype: DType, items: list[str], result: str, extra: str) -> tuple[str, ...]:
+    """One comparison in a conditional becomes one instruction; two joined by `||` would be branches where the loop is not vectorised."""
     kind, sign = COMPUTE[dtype], "<" if op is ReduceOp.MIN else ">"
     lines = [f"{kind} {extra} = {items[0]};"]
-    for v in items[1:]:
-        if dtype.is_float:
-            lines.append(f"{extra} = ({extra} != {extra} || {extra} {sign} {v}) ? {extra} : {v};")
+    for number, v in enumerate(items[1:]):
+        if dtype.is_float:  # a NaN on the right is taken, as no comparison with it holds
+            lines.append(f"const {kind} {extra}_{number} = {extra} {sign} {v} ? {extra} : {v};")
+            lines.append(f"{extra} = {extra} != {extra} ? {extra} : {extra}_{number};")
         else:
             lines.append(f"{extra} = {v} {sign} {extra} ? {v} : {extra};")
     return (*lines, f"const {kind} {result} = {extra};")

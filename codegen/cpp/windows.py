@@ -44,7 +44,20 @@ def in_rows(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase 
     if not reduces or not axes or any(isinstance(n, Scan) for n in nodes) or any(s.mode != "set" for s in stores):
         return None
     ordered = vector_last(axes, Section(axes, stores=tuple(stores)))
-    x = ordered[-1]
+    across = any(_step(n, ordered[-1]) not in (0, 1, None) for r in reduces for n in walk(r.value) if isinstance(n, Load))
+    for x in reversed(ordered) if across else ordered[-1:]:  # rather columns of the result than windows across memory
+        phase = _along(x, tuple(a for a in ordered if a is not x), stores, reduces, nodes, facts)
+        if phase is not None:
+            return phase
+    return None
+
+
+def _step(load: Load, axis: Axis) -> sympy.Expr | None:
+    return stride_along(load.index, axis.symbol)
+
+
+def _along(x: Axis, outer: tuple[Axis, ...], stores: list[Store], reduces: list[Reduce], nodes: list[Value], facts: Facts) -> Phase | None:
+    """The phase with `x` as the vector axis."""
     length = static_product((x.extent,))
     if length is None or length < LEAST:
         return None
@@ -60,7 +73,7 @@ def in_rows(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase 
     for node in nodes:
         if id(node) not in new:
             new[id(node)] = rebuild(node, new)
-    return Phase(ordered[:-1], (*sections, Section((x,), stores=tuple(rebuild_store(s, new) for s in stores))))
+    return Phase(outer, (*sections, Section((x,), stores=tuple(rebuild_store(s, new) for s in stores))))
 
 
 def _window(reduce: Reduce, x: Axis, facts: Facts) -> Window | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 
+from precast.codegen.common.decided import Ranges, decided
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, substitute
 from precast.codegen.triton.render.ops import Unsupported
 from precast.lowering.analysis.effects import store_roots
@@ -29,6 +30,7 @@ from precast.lowering.ir.nodes import (
     operands,
     walk,
 )
+from precast.lowering.ir.ranges import ranges_of
 from precast.lowering.ir.scalars import COMPARISONS, DType, Op, ReduceOp
 
 FOLD: dict[ReduceOp, Op] = {
@@ -48,20 +50,22 @@ def unroll(kernel: Kernel, limit: int, facts: Facts) -> Kernel:
     """The kernel with every reduction of at most `limit` points (at least one) written out, inner ones first."""
     new: dict[int, Value] = {}
     kept: list[Value] = []
+    ranges = ranges_of(kernel.axes)
     for value in walk(*(root for s in kernel.stores for root in store_roots(s))):
         rebuilt = rebuild(value, new) if any(new[id(o)] is not o for o in operands(value)) else value
-        new[id(value)] = _written_out(rebuilt, limit, facts) if isinstance(rebuilt, Reduce) else rebuilt
+        new[id(value)] = _written_out(rebuilt, limit, facts, ranges) if isinstance(rebuilt, Reduce) else rebuilt
         kept += [value, rebuilt]
     return replace(kernel, stores=tuple(rebuild_store(s, new) for s in kernel.stores))
 
 
-def _written_out(value: Reduce, limit: int, facts: Facts) -> Value:
+def _written_out(value: Reduce, limit: int, facts: Facts, ranges: Ranges) -> Value:
     extents = [a.extent for a in value.axes]
     if not all(isinstance(e, int | sympy.Integer) for e in extents) or not 0 < prod(int(e) for e in extents) <= limit:
         return value
     points = []
     for at in product(*(range(int(e)) for e in extents)):
-        points.append(substitute(value.value, {a.symbol: sympy.Integer(i) for a, i in zip(value.axes, at, strict=True)}, facts))
+        point = substitute(value.value, {a.symbol: sympy.Integer(i) for a, i in zip(value.axes, at, strict=True)}, facts)
+        points.append(decided({0: point}, ranges)[0])
     if value.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX):
         return _first_extreme(points, value.op)
     if value.op in (ReduceOp.ANY, ReduceOp.ALL):
