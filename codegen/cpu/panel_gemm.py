@@ -1,9 +1,9 @@
 """f32 products over a weight laid out in panels, with what follows them: bias, activation and residual, while a tile is in registers.
 
-A panel holds two vectors' worth of columns over all of K. Under `freeze` the weight is laid out once; otherwise each task lays out the
-panel that it is about to use, which costs little where many rows share it. Rows of `a` are read where they lie. Tasks, a block of rows by
-some panels each, go to threads as these become free, so that a busy neighbour costs its share and no more. An element does not depend on
-the numbers of rows and threads.
+A panel holds two vectors' worth of columns over all of K. Under `freeze` the weight is laid out once; otherwise a small one is at each
+call, and of a large one each task lays out the panel that it is about to use, which pays where many rows share it. Rows of `a` are read
+where they lie. Tasks, a block of rows by some panels each, go to threads as these become free, so that a busy neighbour costs its share
+and no more. An element does not depend on the numbers of rows and threads.
 """
 
 from __future__ import annotations
@@ -183,6 +183,8 @@ template <int F, int REST> static int panel_product(
   if (wide && group > (1 << 16) / (K * W)) group = (1 << 16) / (K * W);
   group = group < 1 ? 1 : group;
   const int64_t groups = (panels + group - 1) / group;
+  float* const whole = packed || wide ? 0 : (float*)aligned_alloc(64, (__SIZE_TYPE__)(panels * K * W * 4));
+  if (whole) { layouts(b, sk, sn, K, N, whole, threads); packed = whole; }  /* once, however many tasks there are */
   int failed = 0;
   #pragma omp parallel num_threads(threads) if(threads > 1 && M * N * K > 1 << 17)
   {
@@ -221,6 +223,7 @@ template <int F, int REST> static int panel_product(
     }
     free(own);
   }
+  free(whole);
   return failed;
 }
 }

@@ -89,6 +89,21 @@ def test_what_follows(ours: None, activation: str) -> None:
     torch.testing.assert_close(build(step, buffers)(x, w, b, r)[0], want.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+def test_the_same_bits_whatever_the_rows_and_threads(ours: None) -> None:
+    k, n = 1100, 70
+    w, b, x = torch.randn(n, k), torch.randn(n), torch.randn(300, k)
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for rows, count in ((300, 1), (300, 3), (37, 2)):
+            torch.set_num_threads(count)
+            loaded = build(*product(rows, k, n, bias=View("b", (n,), (1,))))
+            found.append(loaded(x[:rows], w, b, torch.zeros(rows, n))[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0][:37], found[2])
+
+
 def test_which_products_it_takes() -> None:
     step, buffers = product(64, 64, 64)
     assert panel_fits(step, buffers)
