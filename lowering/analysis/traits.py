@@ -71,9 +71,10 @@ class Traits:
     narrow_rows: int = 128
     """Rows up to which a product reads narrow weights (int8) itself. On an H200: 2.6 to 3.9 times as fast as a cast and cuBLAS with 16
     rows, 1.3 times with 128."""
-    decoded_rows: int = 32
-    """The same of floats of eight bits, which take more work: on an H200, weights of 4096 x 4096 took 16 us with 16 rows and 30 with 64, a
-    cast and cuBLAS 24."""
+    decoded_rows: int = 16
+    decoded_columns: int = 2048
+    """Rows up to which, and columns from which it is worth decoding floats of eight bits in a product, which takes more work: on an H200
+    weights of 4096 x 4096 took 16 us with 16 rows and 29 with 32, a cast and cuBLAS 24; of 1024 columns and 8192 rows 30 and 19."""
     narrow_many_rows: int = 64
     narrow_many_columns: int = 2048
     """With more rows than the first, a product of fewer columns than the second is the library's: there are too few blocks to go round."""

@@ -15,11 +15,11 @@ import sympy
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.triton.render.matmul import product_in
 from precast.codegen.triton.render.tiling import Part, Tiling, loaded, power_of_two
-from precast.lowering.analysis.effects import store_roots
+from precast.lowering.analysis.effects import index_expr, store_roots
 from precast.lowering.analysis.matmul_patterns import MANY, Product
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Value, walk
+from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Store, Value, walk
 from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint
 
@@ -158,9 +158,9 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     inner += [_count(tuple(a for a in s.axes or () if a not in part.x)) for s in part.stores]
     widest = max(inner, default=1)
     if widest == 1:
-        updated = {known[s.buffer].dtype for s in part.stores if s.mode != "set"}
-        if updated:
-            return _flat(rows, traits, 256 if traits.vector_updates and updated == {DType.F32} else WARP)
+        updates = [s for s in part.stores if s.mode != "set"]
+        if updates:
+            return _flat(rows, traits, 256 if traits.vector_updates and all(_in_vectors(s, part, known) for s in updates) else WARP)
         full = [a for a in accesses(part, known) if a.points == rows]
         if _windows(part, full, known):
             return _flat(rows, traits, WINDOWS)
@@ -184,6 +184,16 @@ def _loads(part: Part) -> Iterator[tuple[str, sympy.Expr]]:
     for value in _values(part):
         if isinstance(value, Load) and not value.gathers:
             yield value.buffer, sympy.sympify(value.index)
+
+
+def _in_vectors(store: Store, part: Part, known: Mapping[str, Buffer]) -> bool:
+    """Whether neighbouring points update floats side by side."""
+    if not part.x or known[store.buffer].dtype is not DType.F32:
+        return False
+    inner = part.x[-1].symbol
+    positions = [index_expr(v) for g in store.gathers for v in walk(g.value)]
+    along = ix.coefficients(sympy.sympify(store.index), (inner,))
+    return along is not None and along[1] == (1,) and not any(p is not None and inner in sympy.sympify(p).free_symbols for p in positions)
 
 
 def together(parts: Sequence[Part]) -> bool:

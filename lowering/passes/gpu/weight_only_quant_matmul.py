@@ -84,8 +84,10 @@ def _narrow(name: str, step: Gemm, buffers: dict[str, Buffer], maker: _Maker | N
         return None
     if rows > traits.narrow_many_rows and columns < traits.narrow_many_columns:
         return None
-    most = traits.decoded_rows if decodings(maker.definition.value) else traits.narrow_rows
-    if not 1 < rows <= most or columns < traits.narrow_columns or depth < traits.narrow_depth:
+    most, least = traits.narrow_rows, traits.narrow_columns
+    if decodings(maker.definition.value):
+        most, least = traits.decoded_rows, traits.decoded_columns
+    if not 1 < rows <= most or columns < least or depth < traits.narrow_depth:
         return None
     kernel = gemm_kernel(name, step, buffers, rounded=True)
     (store,) = kernel.stores

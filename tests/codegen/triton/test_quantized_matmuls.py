@@ -51,7 +51,7 @@ def test_each_is_one_launch_with_its_cast_and_what_follows(fn: Fn) -> None:
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_floats_of_eight_bits_are_decoded_as_they_are_read(kind: torch.dtype) -> None:
-    x, w, s = tensors(16, 64, 256, BF16, I8)
+    x, w, s = tensors(16, 2048, 256, BF16, I8)
     program = program_of(scaled, (x, w.to(kind), s), schedule=True, target="cuda:sm_90")[0]
     (launch,) = launches(program)
     assert "tl.dot(" in launch.source and [a.type for a in launch.arguments].count("*u8") == 1
