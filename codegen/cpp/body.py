@@ -255,6 +255,10 @@ class Body:
         names = {g.symbol: self._gather(g, mask, self._dimension(expr, g, buffer), level) for g in gathers}
         return self.index(expr, names).strip()
 
+    def place_of(self, expr: sympy.Expr, gather: Gather, mask: Value | None, buffer: Buffer, level: Level) -> str:
+        """The variable of one of the run-time positions of an access."""
+        return self._gather(gather, mask, self._dimension(expr, gather, buffer), level)
+
     def _dimension(self, expr: sympy.Expr, gather: Gather, buffer: Buffer) -> int:
         """The dimension of the buffer that a gather selects along, for the error message; -1 when strides do not tell."""
         step = stride_along(expr, gather.symbol)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from precast.codegen.common.index_facts import free_symbols, subexpressions
+from precast.codegen.common.index_facts import free_symbols, stride_along, subexpressions
 from precast.codegen.common.value_facts import Facts, static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
 from precast.codegen.cpp.loop_plan import TILE, has_loop, plan, rows_that_may_not_fit, without_rows
@@ -15,6 +15,7 @@ from precast.codegen.cpp.loops import ROW_LIMIT, Phase, Section
 from precast.codegen.cpp.ops import render
 from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
 from precast.codegen.cpp.segments import SHORT
+from precast.codegen.cpp.shared_updates import loops_apart, owners, owning_gather
 from precast.codegen.cpp.types import COMPUTE, load, storage, store
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.build.float_values import is_real
@@ -182,13 +183,19 @@ class _Renderer:
         blocked = self._blocks(phase, chunk)
         for axis, width in blocked:
             self._lane_bounds(axis, width, level)
+        shared = self._shared_updates(phase, estimate)
+        if isinstance(shared, Gather):
+            self._skip_others(phase.sections[0].stores[0], shared, level)
         for section in phase.sections:
             if phase.lane is None:
                 self._section(section, level, tuple(a for a, _ in blocked))
             else:
                 self._lane_section(section, phase.lane, level)
         body.path.pop()
-        self._pragma(phase, len(loops), estimate, top)
+        if isinstance(shared, Gather):
+            self._share_out(phase, shared, loops, top)
+        else:
+            self._pragma(phase, len(loops) if shared is None else shared, estimate, top)
         for number, header in enumerate(loops):
             top.lines.append("  " * (number + 1) + header + " {")
         top.lines += level.lines
@@ -204,10 +211,40 @@ class _Renderer:
 
     def _pragma(self, phase: Phase, depth: int, estimate: float, top: Level) -> None:
         symbolic = not all(known(a.extent) for section in phase.sections for a in (*phase.outer, *section.axes))
-        if (estimate < PARALLEL_NS and not symbolic) or any(s.mode != "set" for section in phase.sections for s in section.stores):
+        if estimate < PARALLEL_NS and not symbolic or depth == 0:
             return
         collapse = f" collapse({depth})" if depth > 1 else ""
         top.add(f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads) if({self._worth_threads(phase)})")
+
+    # updates at run-time indices, which threads share (shared_updates.py)
+
+    def _shared_updates(self, phase: Phase, estimate: float) -> int | Gather | None:
+        """How many outer loops threads may share, or the position that tells whose an update is; None where nothing is updated."""
+        stores = [s for section in phase.sections for s in section.stores]
+        if all(s.mode == "set" for s in stores):
+            return None
+        (store, *others), (section, *more) = stores, phase.sections
+        if others or more or section.reduces or any(isinstance(n, Load) and n.buffer == store.buffer for n in self.nodes):
+            return 0
+        outer = [a for a in phase.outer if a is not phase.lane]
+        count = loops_apart(store, outer, self.ranges)
+        if count or phase.lane is not None or estimate < PARALLEL_NS:
+            return count
+        return owning_gather(store, section.axes, self.facts, self.buffers[store.buffer]) or 0
+
+    def _skip_others(self, node: Store, gather: Gather, level: Level) -> None:
+        """Ends a point whose place is another thread's."""
+        body = self.body
+        found = body.place_of(node.index, gather, node.mask, self.buffers[node.buffer], level)
+        level.add(f"if ({found} < own_0 || {found} >= own_1) continue;")
+
+    def _share_out(self, phase: Phase, gather: Gather, loops: list[str], top: Level) -> None:
+        """The loops around those of the phase: one turn for each thread, with its range of positions."""
+        kind, size, count = self.body.index_type, self.body.index(sympy.sympify(gather.size)), self.body.fresh("owners")
+        top.add(f"const int {count} = threads >= {owners(phase.sections[0].axes)} && {self._worth_threads(phase)} ? threads : 1;")
+        top.add(f"#pragma omp parallel for schedule(static) num_threads({count}) if({count} > 1)")
+        bounds = f"const {kind} own_0 = (int64_t){size} * own / {count}, own_1 = (int64_t){size} * (own + 1) / {count};"
+        loops[:1] = [f"for (int own = 0; own < {count}; ++own)", f"{bounds}\n    {loops[0]}"]
 
     def _worth_threads(self, phase: Phase) -> str:
         """When a loop goes parallel: sizes that are known only at run time are judged then."""
@@ -451,10 +488,18 @@ class _Renderer:
         return [pad + level.names[("bad", flag)] for flag in self.body.bad.pop(id(level), [])]
 
     def _vectorises(self, section: Section, accumulators: list[Accumulator]) -> bool:
-        if any(not a.clauses for a in accumulators) or any(s.mode != "set" for s in section.stores):
+        if any(not a.clauses for a in accumulators) or not all(self._apart(s, section.axes[-1]) for s in section.stores):
             return False
         roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
         return not has_loop(roots, set(self.body.made))
+
+    def _apart(self, store: Store, axis: Axis) -> bool:
+        """Whether a store overwrites, or updates another place at each point of the axis."""
+        if store.mode == "set":
+            return True
+        step = stride_along(sympy.sympify(store.index), axis.symbol)
+        steady = all(axis.symbol not in self.facts.deps(g.value) for g in store.gathers)
+        return steady and isinstance(step, int | sympy.Integer) and step != 0 and store.mask is None
 
     def _declare_scans(self, section: Section, parent: Level, lanes: str) -> None:
         roots = [v for s in section.stores for v in store_roots(s)]
