@@ -53,6 +53,59 @@ H200 = Chip(
 )  # fmt: skip
 
 
+_XEON = "measured on two cores of a Xeon of family 6, model 207, torch 2.13: the best of several runs beside neighbours"
+_XEON_MEMORY = Curve(
+    (
+        (1.6e4, 7.5e10), (2.6e5, 7.6e10), (1.0e6, 1.3e11), (4.2e6, 8.0e10), (1.7e7, 4.7e10), (6.7e7, 2.3e10), (2.7e8, 1.1e10),
+    )
+)  # fmt: skip
+_AVX512_PRODUCTS = {
+    "f32": Curve(((8.2e3, 7.4e9), (5.2e5, 2.1e11), (3.4e7, 2.9e11), (2.7e8, 2.7e11))),
+    "f64": Curve(((8.2e3, 8.0e9), (5.2e5, 1.1e11), (3.4e7, 1.3e11), (2.7e8, 1.1e11))),
+}
+AMX = Chip(
+    name="CPU with AVX512 and AMX",
+    source=_XEON,
+    units=2,
+    call=4.5e-7,
+    memory=_XEON_MEMORY,
+    products={
+        **_AVX512_PRODUCTS,
+        "bf16": Curve(((8.2e3, 4.6e9), (5.2e5, 5.2e10), (3.4e7, 1.4e12), (2.7e8, 2.1e12), (2.1e9, 2.2e12))),
+        "f16": Curve(((8.2e3, 3.6e9), (5.2e5, 4.5e10), (3.4e7, 3.0e11), (2.7e8, 3.1e11))),
+    },
+    loops={"f32": 5.3e10, "f64": 2.5e10},
+)
+AVX512 = Chip(
+    name="CPU with AVX512",
+    source=f"{_XEON}, without its matrix units and types of 16 bits",
+    units=2,
+    call=4.5e-7,
+    memory=_XEON_MEMORY,
+    products={
+        **_AVX512_PRODUCTS,
+        "bf16": Curve(((8.2e3, 4.0e9), (5.2e5, 2.4e10), (3.4e7, 5.0e10))),
+        "f16": Curve(((8.2e3, 3.2e9), (5.2e5, 4.0e9))),
+    },
+    loops={"f32": 5.1e10, "f64": 2.4e10},
+)
+AVX2 = Chip(
+    name="CPU with AVX2",
+    source=f"{_XEON}, with nothing beyond AVX2",
+    units=2,
+    call=4.5e-7,
+    memory=_XEON_MEMORY,
+    products={
+        "f32": Curve(((8.2e3, 7.4e9), (5.2e5, 1.2e11), (3.4e7, 1.6e11), (2.7e8, 1.6e11))),
+        "f64": Curve(((8.2e3, 8.0e9), (5.2e5, 7.6e10), (3.4e7, 7.8e10), (2.7e8, 6.2e10))),
+        "bf16": Curve(((8.2e3, 4.2e9), (5.2e5, 5.4e9), (3.4e7, 3.2e9))),
+        "f16": Curve(((8.2e3, 3.2e9), (5.2e5, 4.2e9), (3.4e7, 3.4e9))),
+    },
+    loops={"f32": 3.1e10, "f64": 1.3e10},
+)
+"""Products and loops of the CPUs are those of one core, twice: beside neighbours a barrier waits."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
     """A maker's figures: bytes a second of memory, operations a second at most; of tensor cores without sparsity, in `half` types with sums
@@ -89,9 +142,12 @@ def _from_sheet(name: str, told: str, sheet: Sheet) -> Chip:
                 memory=memory, products=products, loops=loops)  # fmt: skip
 
 
-CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (H200, *(_from_sheet(name, *told) for name, told in SHEETS.items()))}
+_KNOWN = (AVX2, AVX512, AMX, H200, *(_from_sheet(name, *told) for name, told in SHEETS.items()))
+CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in _KNOWN}
 
 STANDS_FOR: Mapping[str, str] = {
+    "cpu:x86-64-v3": "CPU with AVX2",
+    "cpu:x86-64-v4": "CPU with AVX512",
     "cuda:sm_80": "NVIDIA A100",
     "cuda:sm_86": "NVIDIA A10",
     "cuda:sm_89": "NVIDIA L40S",

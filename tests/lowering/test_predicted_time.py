@@ -99,7 +99,9 @@ def test_records_are_whole(chip: Chip) -> None:
     for curve in (chip.memory, *chip.products.values()):
         assert all(low < high for (low, _), (high, _) in itertools.pairwise(curve.points))
     assert chip.source and chip.units and {"f32", "f64", "bf16", "f16"} <= set(chip.products)
-    assert chip.product_rate("bf16", 1e12) > chip.loop_rate("f32") / 2 and chip.product_rate("i8", 1e9) == chip.product_rate("f32", 1e9)
+    assert max(chip.product_rate(name, 1e12) for name in ("f32", "bf16")) > chip.loop_rate("f32") and chip.product_rate(
+        "i8", 1e9
+    ) == chip.product_rate("f32", 1e9)
     more = chip.with_units(2 * chip.units)
     assert more.loop_rate("f32") == 2 * chip.loop_rate("f32") and more.memory.points[-1] == chip.memory.points[-1]
 
