@@ -22,6 +22,7 @@ from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
 from precast.runtime.targets.cuda import native_cuda
 from tests.codegen.cuda.test_fusion_choice import CALLS, asked_by, library_wins
+from tests.codegen.cuda.test_split_choice import asked as asked_about_chunks
 from tests.codegen.triton.skinny_matmuls import Fn, halved
 from tests.gpu.device import DEVICE
 from tests.gpu.test_streams import near
@@ -41,7 +42,7 @@ def problems() -> list[Problem]:
 
     graph, _ = trace(program, (torch.randn(512, 1024),))
     found: list[Problem] = []
-    choose_all(schedule(lower(graph, "row"), "cuda:sm_90"), CudaChooser(measure=found.append))
+    choose_all(schedule(lower(graph, "row"), "cuda:sm_90"), CudaChooser(measure=found.append), "cuda:sm_90")
     return found
 
 
@@ -52,6 +53,15 @@ def test_every_problem_is_answered_from_several_candidates(lab: Lab) -> None:
         record = lab.measure(problem)
         assert record is not None and tiling_of(record["winner"]) is not None
         assert len(record["us"]) >= 2 and all(0 < us < 1e5 for us in record["us"].values())
+
+
+def test_chunks_of_a_reduction_agree_whatever_their_number(lab: Lab) -> None:
+    """Each way has partial results in memory of its own, which is there for as long as its kernels may be launched."""
+    for problem in asked_about_chunks(torch.randn(4, 1 << 20)):
+        ways = lab.sequences(problem)
+        assert set(ways) == set(problem.ways) and len(ways) > 2
+        record = lab.measure(problem)
+        assert record is not None and record["winner"] in problem.ways and record["default"] == problem.default
 
 
 def test_a_candidate_that_computes_something_else_is_left_out(lab: Lab) -> None:
