@@ -60,7 +60,7 @@ def chip_for(target: str, here: bool) -> Chip | None:
     return found or chip_of(target)
 
 
-@click.command(short_help="Measure what this machine does in a second, for predictions.")
+@click.command(short_help="Measure what this machine does in a second.")
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda", help="What to measure.")
 @json_option
 @errors_to_json
