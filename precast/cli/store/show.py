@@ -24,6 +24,7 @@ from precast.cli.output import (
 from precast.cli.programs.chips import chip_option
 from precast.cli.store.predicted_steps import print_steps
 from precast.report.kernel_images import images
+from precast.report.peak import peak_of
 from precast.report.recorded import kept, steps
 from precast.report.signers import signers_data, signers_text
 from precast.report.units import human_age, human_size
@@ -141,6 +142,9 @@ def overview(store: Store, manifest: Manifest) -> Iterator[str]:
         yield f"graph      {name}"
         if done := steps(store, graph):
             yield f"  {'steps':<14} {done}"
+        if (peak := peak_of(store, graph)) is not None:
+            for number, line in enumerate(peak.lines()):
+                yield f"  {'peak' if not number else '':<14} {line}"
         facts = {image.role: str(image) for image in images(store, manifest, graph)}
         for role, blob in graph.blobs.items():
             size = manifest.blobs.get(blob, 0)
@@ -208,6 +212,7 @@ def _record(store: Store, manifest: Manifest) -> dict[str, Any]:
         "digests": manifest.digests,
         "frames": manifest.frames,
         "graphs": {name: {"blobs": graph.blobs, "io": graph.io} for name, graph in manifest.graphs.items()},
+        "peak": {name: asdict(peak) for name, graph in manifest.graphs.items() if (peak := peak_of(store, graph)) is not None},
         "kept": asdict(recorded) if (recorded := kept(manifest)) is not None else None,
         "blobs": manifest.blobs,
         "images": {name: [asdict(image) for image in images(store, manifest, graph)] for name, graph in manifest.graphs.items()},

@@ -1,0 +1,56 @@
+"""Copies into another layout: in tiles, so that memory is read and written in whole lines, however short the lines of one side are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from precast.codegen.triton.render.render import render
+from precast.codegen.triton.render.tiling import power_of_two
+from precast.lowering.ir.nodes import Kernel
+from tests.codegen.triton.relayouts import planes, weight, weights
+from tests.ops.runners import program_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_they_compute_what_eager_computes() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.codegen.triton.relayouts"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
+
+
+@pytest.mark.parametrize(
+    ("fn", "size", "block"),
+    [
+        (weight, (1280, 1280, 3, 3), (64, 64)),
+        (weight, (320, 320, 3, 3), (32, 64)),  # more programs than multiprocessors
+        (weight, (512, 256, 2, 2), (16, 64)),
+        (planes, (8, 224, 224, 3), (32, 64)),  # eight images of three colours
+    ],
+)
+def test_a_copy_reads_and_writes_whole_lines(fn: object, size: tuple[int, ...], block: tuple[int, int]) -> None:
+    """Tiles along both sides' lines, of which the shorter ones follow one another in the same tile."""
+    program, _ = program_of(fn, (torch.empty(size, dtype=torch.half),), schedule=True, target="cuda:sm_90")
+    (kernel,) = (s for s in program.steps if isinstance(s, Kernel))
+    (launch,) = render(kernel, program.buffers)
+    assert (launch.tiling.xblock, launch.tiling.rblock) == block
+    assert int(launch.grid) * block[0] * block[1] < 1.4 * torch.Size(size).numel(), "few lanes are idle"
+
+
+def test_short_lines_of_parts_of_a_launch_are_not_filled_up() -> None:
+    """The tile of each part is as wide as its own lines."""
+    made = tuple(torch.empty(64 + n, 4, 3, 3) for n in range(3))
+    program, _ = program_of(weights, made, schedule=True, target="cuda:sm_90")
+    (kernel,) = (s for s in program.steps if isinstance(s, Kernel))
+    (launch,) = render(kernel, program.buffers)
+    assert launch.tiling.rblock == power_of_two(4)
