@@ -334,7 +334,7 @@ def _checked(option: Option, value: Any) -> Any:
         return _checked_filter(value)
     if type(value) is not option.type:
         raise OptionError(f"option {option.name!r} wants {option.type.__name__}, got {type(value).__name__} ({value!r})")
-    if option.name == "memory_growth" and not 0 <= float(value) < math.inf:
+    if option.name == "memory_growth" and isinstance(value, float) and not 0 <= value < math.inf:
         raise OptionError(f"option 'memory_growth' wants a share, 0 or more, got {value!r}")
     if option.choices and value not in option.choices:
         raise OptionError(f"option {option.name!r}: {value!r} is not one of {', '.join(map(repr, option.choices))}")
