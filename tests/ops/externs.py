@@ -39,6 +39,7 @@ RARE: dict[str, tuple[str, ...]] = {
     "embedding_bag_extern": ("aten::_embedding_bag_forward_only",),
     "histc_extern": ("aten::histc",),
     "logcumsumexp": ("aten::logcumsumexp",),
+    "logcumsumexp/infinite": ("aten::logcumsumexp",),
     "masked_scatter_extern": ("aten::masked_scatter",),
     "median_extern": ("aten::median.dim",),
     "polygamma_extern": ("aten::polygamma",),

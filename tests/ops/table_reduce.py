@@ -214,6 +214,8 @@ def _scans(table: Table) -> None:
     table.add("logcumsumexp", lambda x: torch.logcumsumexp(x, 1), _x(4, 9), (F32,), ulps=32)
     infinite = lambda x: torch.logcumsumexp(torch.where(x.abs() < 0.5, x / 0 * x.sign(), x), 0)  # noqa: E731
     table.add("logcumsumexp/infinite", infinite, _x(9, 4), (F32,), ulps=32)
+    endless = lambda x: torch.where(x.abs() < 0.3, x / 0, x)  # noqa: E731
+    table.add("cummax/infinite", lambda x: (torch.cummax(endless(x), 1), endless(x).cumsum(0)), _x(9, 20), (F32,))
     table.add("cumprod/scaled", lambda x: 1 - (1 - x * 0.1).cumprod(1) * 2, _x(4, 9), (F32, BF16), factor=4)
     table.add("cumsum/two_readers", lambda x: (x.cumsum(0).relu(), x.cumsum(0)[:, 1:] * 2), _x(5, 6), (F32,), factor=4)
     table.add("cummax/values", lambda x: (torch.cummax(x, 1)[0] - x, torch.cummin(x, 0)[1]), lambda s: (s.distinct(4, 9),), (F32,))

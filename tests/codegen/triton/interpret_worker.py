@@ -11,7 +11,7 @@ from unittest import mock
 from precast.codegen.triton.render.ops import Unsupported
 from precast.codegen.triton.render.tiling import Tiling
 from precast.lowering.build.builder import Builder
-from precast.lowering.ir.nodes import Kernel, Program, Reduce, walk
+from precast.lowering.ir.nodes import Kernel, Program, Reduce, Scan, walk
 from tests.codegen.triton.emulate import run
 from tests.ops.optable import ROWS
 from tests.ops.rows import Row
@@ -35,9 +35,9 @@ ON_DEVICE = ("logcumsumexp",)
 
 
 def reduces(program: Program) -> bool:
-    """Whether any kernel holds a reduction, which is all that a tiling of small blocks can break."""
+    """Whether any kernel holds a reduction or a scan, which is all that a tiling of small blocks can break."""
     stores = [store for step in program.steps if isinstance(step, Kernel) for store in step.stores]
-    return any(isinstance(v, Reduce) for v in walk(*(s.value for s in stores)))
+    return any(isinstance(v, Reduce | Scan) for v in walk(*(s.value for s in stores)))
 
 
 def triton_runner(tiling: Tiling | None, symbolic: bool):  # type: ignore[no-untyped-def]
