@@ -22,7 +22,7 @@ def identity(op: ReduceOp, dtype: DType) -> str:
             low, high = LIMITS[dtype]
             return literal(high if op is ReduceOp.MIN else low, dtype)
         case ReduceOp.LOGSUMEXP:
-            raise TypeError(f"{op.value} has no loop on CPUs: lowering leaves it to the library")
+            raise TypeError(NO_LOOP)
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Accumulator:
 
 
 COMBINE = {ReduceOp.SUM: "+", ReduceOp.PROD: "*", ReduceOp.ANY: "|", ReduceOp.ALL: "&", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
+
+
+NO_LOOP = "a running log of summed exponentials has no loop on CPUs: lowering leaves it to the library"
 
 
 def flag_type(dtype: DType) -> str:
@@ -159,6 +162,8 @@ def inline_fold(op: ReduceOp, dtype: DType, item: DType, items: list[str], resul
                 lines.append(f"const bool {flag} = {better(op, item, v, extra, False)};")
                 lines.append(f"a{extra} = {flag} ? {number} : a{extra}; {extra} = {flag} ? ({best}){v} : {extra};")
             return (*lines, f"const int64_t {result} = a{extra};")
+        case ReduceOp.LOGSUMEXP:
+            raise TypeError(NO_LOOP)
 
 
 def _fold_extreme(op: ReduceOp, dtype: DType, items: list[str], result: str, extra: str) -> tuple[str, ...]:
