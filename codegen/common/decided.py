@@ -18,13 +18,13 @@ from precast.lowering.ir.sympy_calls import expand
 
 Ranges = Mapping[sympy.Symbol, Interval | None]
 TRUE, FALSE = Const(True, DType.BOOL), Const(False, DType.BOOL)
-_KEEP = (TRUE, FALSE)
 
 
 def position(value: Value) -> sympy.Expr | None:
     """The integer expression that a value is."""
     if isinstance(value, Index) and value.dtype.is_int:
-        return value.expr
+        found: sympy.Expr = value.expr
+        return found
     if isinstance(value, Const) and value.dtype.is_int:
         return sympy.Integer(int(value.value))
     return None
@@ -37,7 +37,8 @@ def difference(node: Value) -> sympy.Expr | None:
     low, high = (position(a) for a in node.args)
     if low is None or high is None:
         return None
-    return expand(high - low - (1 if node.op is Op.LT else 0))
+    apart: sympy.Expr = expand(high - low - (1 if node.op is Op.LT else 0))
+    return apart
 
 
 def decided(roots: Mapping[int, Value], ranges: Ranges) -> dict[int, Value]:

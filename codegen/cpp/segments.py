@@ -22,6 +22,8 @@ from precast.lowering.ir.sympy_calls import expand
 
 SHORT = 16
 """Points below which a piece is not worth a loop of its own."""
+DEPTH = 3
+"""How often the longest piece is cut again, by what is known within it: a reflection is an absolute value of another."""
 
 
 def in_segments(section: Section, outer: Iterable[Axis]) -> list[Section]:
@@ -29,16 +31,23 @@ def in_segments(section: Section, outer: Iterable[Axis]) -> list[Section]:
     axis = section.axes[-1]
     if not isinstance(axis.extent, int | sympy.Integer) or section.reduces or section.kept or any(s.mode != "set" for s in section.stores):
         return [section]
-    roots = {n: root for n, root in enumerate(r for s in section.stores for r in store_roots(s))}
-    nodes = list(walk(*roots.values()))
+    extent = int(axis.extent)
+    nodes = list(walk(*(root for s in section.stores for root in store_roots(s))))
     bound = [a for v in nodes if isinstance(v, Reduce) for a in v.axes]
     ranges = {a.symbol: (0, int(a.extent) - 1) for a in (*outer, *section.axes, *bound) if isinstance(a.extent, int | sympy.Integer)}
-    cuts = _cuts(nodes, axis, {a.symbol for a in bound}, ranges)
-    places = [0, *sorted(c for c in cuts if 0 < c < int(axis.extent)), int(axis.extent)]
-    low, high = max(zip(places, places[1:], strict=False), key=lambda piece: piece[1] - piece[0])
-    if high - low < SHORT or high - low == int(axis.extent):
+    inside, (low, high) = section, (0, extent)
+    for _ in range(DEPTH):
+        nodes = list(walk(*(root for s in inside.stores for root in store_roots(s))))
+        cuts = _cuts(nodes, axis, {a.symbol for a in bound}, ranges)
+        places = [low, *sorted(c for c in cuts if low < c < high), high]
+        longest = max(zip(places, places[1:], strict=False), key=lambda piece: piece[1] - piece[0])
+        if longest[1] - longest[0] < SHORT or longest == (low, high):
+            break
+        low, high = longest
+        inside = _piece(section, longest, ranges)
+    if inside is section:
         return [section]
-    pieces = [(0, low), (low, high), (high, int(axis.extent))]
+    pieces = [(0, low), (low, high), (high, extent)]
     found = [_piece(section, piece, ranges) for piece in pieces if piece[0] < piece[1]]
     return [found[0], *(replace(s, row=None) for s in found[1:])]  # the row buffer is declared once
 
