@@ -22,12 +22,10 @@ TRUE, FALSE = Const(True, DType.BOOL), Const(False, DType.BOOL)
 
 def position(value: Value) -> sympy.Expr | None:
     """The integer expression that a value is."""
-    if isinstance(value, Index) and value.dtype.is_int:
-        found: sympy.Expr = value.expr
-        return found
-    if isinstance(value, Const) and value.dtype.is_int:
-        return sympy.Integer(int(value.value))
-    return None
+    if not isinstance(value, Index | Const) or not value.dtype.is_int:
+        return None
+    found: sympy.Expr = value.expr if isinstance(value, Index) else sympy.Integer(int(value.value))
+    return found
 
 
 def difference(node: Value) -> sympy.Expr | None:

@@ -22,6 +22,7 @@ from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Store, Value, walk
 from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint
+from precast.lowering.ir.sympy_calls import expand
 
 WARP = 32
 ELEMENTS = 256
@@ -42,6 +43,9 @@ PERSISTENT = 16384
 
 WINDOWS = 64
 """Elements of pooling and its like for each warp: max-pools of 3x3 by 2 ran at half the time of 256, averages of 3x3 by 1 at 0.8."""
+
+VECTOR = 4
+"""Elements that a thread reads at once where they lie in line."""
 
 HALF = 2
 """Bytes of an element of a product's blocks."""
@@ -162,7 +166,7 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
         if updates:
             return _flat(rows, traits, 256 if traits.vector_updates and all(_in_vectors(s, part, known) for s in updates) else WARP)
         full = [a for a in accesses(part, known) if a.points == rows]
-        if _windows(part, full, known):
+        if _windows(part, full):
             return _flat(rows, traits, WINDOWS)
         return _flat(rows, traits, 512 if len(full) <= 2 else 256)
     if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
@@ -170,14 +174,19 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     return _rows(rows, widest, all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x), traits)
 
 
-def _windows(part: Part, full: Sequence[Access], known: Mapping[str, Buffer]) -> bool:
-    """Whether most reads are of windows: each element of a buffer is read at several distances. A thread reads these one by one, whatever
-    it holds, so that its neighbours' lie side by side only where each has few.
+def _windows(part: Part, full: Sequence[Access]) -> bool:
+    """Whether most reads are of windows: a buffer is read at several near places, so that reads of whole vectors are out of line. A thread
+    reads these one by one, whatever it holds, and its neighbours' lie side by side only where each has few.
     """
-    read: dict[str, int] = {}
-    for buffer in {b for b, _ in _loads(part)}:
-        read[buffer] = len({index for b, index in _loads(part) if b == buffer})
-    return max(read.values(), default=0) >= max(3, len(full) / 2) and sum(read.values()) > len(part.stores) + len(read)
+    places: dict[str, dict[sympy.Expr, None]] = {}
+    for buffer, index in _loads(part):
+        places.setdefault(buffer, {})[index] = None
+    most = max(places.values(), key=len, default={})
+    if len(most) < max(3, len(full) / 2) or len(most) > MOST_TOGETHER:
+        return False
+    first, *others = most
+    apart = [expand(index - first) for index in others]
+    return sum(bool(n.is_Integer and n % VECTOR) for n in apart) * 2 >= len(others)
 
 
 def _loads(part: Part) -> Iterator[tuple[str, sympy.Expr]]:

@@ -106,7 +106,7 @@ def _take(
     if whole is not None:
         return whole, position
     relu = Epilogue(None, ("relu", ()), None)
-    early = _early_relu(step, kernel) if supported(step, relu) else None
+    early = _early_relu(step, kernel) if supported(step, relu) and not _bare_in_libraries(step) else None
     if early is None:
         return None
     steps[position] = early

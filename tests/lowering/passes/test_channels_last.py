@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from precast.lowering.analysis.effects import reads
 from precast.lowering.ir.nodes import Conv
 from precast.lowering.lower import lower
 from precast.lowering.passes.layout.channels_last import channels_last, last_strides
 from precast.lowering.verify.interpret import run
 from precast.lowering.verify.verify import verify
+from tests.ops.runners import program_of
 from tests.ops.trace import trace
 
 X, W, V = torch.randn(2, 3, 7, 5), torch.randn(4, 3, 3, 3), torch.randn(4, 4, 3, 3)
@@ -57,8 +59,13 @@ def transposed_between(x: Any, w: Any, v: Any) -> Any:
     return F.conv2d(y.transpose(2, 3).exp(), v)
 
 
+def transposed_convolution(x: Any, w: Any, v: Any) -> Any:
+    return F.conv_transpose2d(F.conv2d(x, w).relu(), w, stride=2, padding=1, output_padding=1) * 2
+
+
 PROGRAMS = (
     chain,
+    transposed_convolution,
     both_are_returned,
     the_middle_is_returned,
     a_library_reads_a_part,
@@ -99,3 +106,20 @@ def test_what_is_computed_of_a_transposed_weight_lies_as_the_weight() -> None:
     strides = {b.size: b.stride for b in program.buffers}
     assert strides[1, 6, 5][1:] == w.t().exp().stride() == (1, 6) and strides[1, 4, 6][1:] == (6, 1)
     torch.testing.assert_close(run(program, [x, w])[0], product(x, w))
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90"])
+def test_what_follows_a_transposed_convolution_passes_over_its_result_once(target: str) -> None:
+    """No library has its bias and its activation: they belong to the reduction that reads the result, which is channels-last."""
+
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        return F.conv_transpose2d(x, w, b, stride=2, padding=1).relu().mean((2, 3))
+
+    x, w, b = torch.randn(2, 16, 24, 24), torch.randn(16, 16, 4, 4), torch.randn(16)
+    program, rebuild = program_of(fn, (x, w, b), schedule=True, target=target)
+    (conv,) = (s for s in program.steps if isinstance(s, Conv))
+    result = next(b for b in program.buffers if b.name == conv.out)
+    assert conv.activation == "none" and (conv.bias is None) == target.startswith("cuda")
+    assert conv.x.stride == last_strides(conv.x.size) and result.stride == last_strides(result.size)
+    assert sum(conv.out in reads(s) for s in program.steps) == 1
+    torch.testing.assert_close(rebuild(run(program, [x, w, b])), fn(x, w, b), rtol=1e-4, atol=1e-4)
