@@ -21,14 +21,25 @@ class Traits:
     """The same for candidates that a tuner tries; an H100 has 227 KiB a block."""
 
     # reductions that are cut in two (split_reductions.py)
-    idle_programs: int = 100
-    """With fewer programs than this the device stands partly idle: somewhat less than the multiprocessors of an H100 or an A100 (108)."""
-    cut_programs: int = 1024
-    """How many programs there are to be after cutting: some eight for each multiprocessor."""
-    cut_work: int = 1 << 15
-    """Points of one program below which a second kernel (a launch, 2 to 4 us) costs more than it gains."""
+    memory_rate: int = 4 << 20
+    """Bytes that memory hands out in a microsecond: 4.0 to 4.2 TB/s on an H200."""
+    bytes_in_flight: int = 4 << 20
+    """Bytes that have to be asked for at once for that: some 30 KiB for each multiprocessor."""
+    step_points: int = 4096
+    row_points: int = 32768
+    """Points of a row that a program asks for at once, and up to how many it asks for all (`codegen/triton/render/heuristics.py`)."""
+    cache: int = 40 << 20
+    """Bytes of rows that are still in the L2 cache when they are read again, of its 50 MB."""
+    second_launch: float = 3.0
+    """Microseconds that one more kernel costs."""
+    cut_gain: float = 1.15
+    """How much faster the two kernels are to be than the one."""
+    cut_programs: int = 4
+    """How many programs there are to be for each multiprocessor after cutting. On an H200 2 to 8 were equal for sums and pairs of rows."""
     cut_chunk: int = 2048
     """Points of a chunk at least."""
+    line: int = 128
+    """Bytes of neighbouring columns that a program reads together: sums of columns ran at the memory's rate from there on."""
     sector: int = 32
     """Bytes that memory hands out at once: rows that lie side by side are read together. The same on every architecture since Pascal."""
     library_scan: int = 8192

@@ -49,7 +49,7 @@ def _softmax(b: Builder, x: Tensor, dim: int, log: bool, safe: bool = False) -> 
     if log:
         total = b.reduce(ReduceOp.SUM, powers, dims, kind, True, finish=lambda s: alu(Op.LOG, s))
         return b.lazy(b.size, b.dtype, v.sub(shifted, total.body()))
-    powers = b.realise(powers)
+    powers = powers if b.on_gpu else b.realise(powers)  # on a CPU an exponential costs more than its memory
     total = b.reduce(ReduceOp.SUM, powers, dims, kind, True)
     share = v.div(powers.body(), total.body())
     return b.lazy(b.size, b.dtype, v.where(nothing, v.const(share, 0.0), share) if safe else share)

@@ -9,6 +9,7 @@ from precast.lowering.analysis.buffer_bytes import DEVICE_ALIGNMENT
 from precast.lowering.analysis.dependencies import order_steps
 from precast.lowering.analysis.traits import traits_of
 from precast.lowering.options import LoweringOptions
+from precast.lowering.passes.fusion.fuse_rows import fuse_rows
 from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
 from precast.lowering.passes.fusion.join_parts import join_parts
 from precast.lowering.passes.gpu.attention_layout import heads_of_a_row_together
@@ -85,6 +86,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),
         ("split axes", split_axes),
+        ("fuse split axes", fuse_rows),
         ("recognise attention", recognise_attention),
         ("heads of a row together", heads_of_a_row_together),
         ("join parts", join_parts),

@@ -7,12 +7,13 @@ longer one in loops, one for each level of reductions that need one another; or,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
 
 from precast.codegen.triton.render.lanes import Lanes
+from precast.codegen.triton.render.one_pass import levels_of
 from precast.codegen.triton.render.ops import Unsupported
 from precast.codegen.triton.render.reductions import Reductions
 from precast.codegen.triton.render.tiling import loaded
@@ -24,12 +25,15 @@ from precast.lowering.ir.nodes import Reduce, Scan, Size, Store, Value, walk
 class Body(Reductions):
     """The whole function: reductions level by level, then what is stored."""
 
+    reduced: Sequence[Lanes] = ()
+    """Tiles over which loops have reduced."""
+
     def write(self) -> None:
         """Fills `lines`, the function's."""
         reductions = [v for v in self._values() if isinstance(v, Reduce)]
-        levels: dict[Reduce, int] = {}
-        for r in reductions:
-            levels[r] = 1 + max((levels[v] for v in walk(r.value) if isinstance(v, Reduce)), default=0)
+        self.reduced = [t for t in self.tiles if t.looped and any(r.axes is t.axes for r in reductions)]
+        self.find_pairs(reductions)
+        levels = levels_of(reductions, self.pairs)
         for level in sorted(set(levels.values())):
             for tile in self.tiles:
                 self.reduce([r for r in reductions if levels[r] == level and r.axes is tile.axes], tile)
@@ -76,9 +80,13 @@ class Body(Reductions):
         program = "program"
         shared = [t for t in self.tiles if t.mode == "grid"]
         lines = []
+        if shared and any(isinstance(v, Reduce) for v in self._values()):  # the end of the last row was read last, and is in the cache
+            program = "(tl.num_programs(0) - 1 - program)"
         for tile in shared:
             blocks = self.index(self._blocks(tile), {})
             blocks = f"({blocks})" if " " in blocks else blocks
+            if any(tile.axes[0] not in (s.axes or ()) for s in self.stores):
+                lines.append(f"{tile.name}_first = {program} % {blocks} == 0")
             lines += [f"{tile.name} = {program} % {blocks} * {tile.block} + {self.lane(tile)}", *tile.define(self.size)]
             program = f"{program} // {blocks}"
         lines += [f"x = {program} * {self.x.block} + {self.lane(self.x)}", *self.x.define(self.size)]
@@ -95,7 +103,7 @@ class Body(Reductions):
             written = [self.store(s) for s in stores]
             if loop is not None:
                 self.inner_lines += written
-                self.close()
+                self.close(back=loop in self.reduced)  # what was read last is still in the cache
             else:
                 self.lines += written
 

@@ -20,7 +20,7 @@ from precast.lowering.analysis.matmul_patterns import MANY, Product
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Store, Value, walk
-from precast.lowering.ir.scalars import DType
+from precast.lowering.ir.scalars import DType, ReduceOp
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.sympy_calls import expand
 
@@ -38,8 +38,14 @@ TAPS, PLANE = 4, 128
 """Elements of a buffer that a point reads, and points that share them, from which programs stay within a plane. On an H200 a depthwise
 convolution by 3x3 takes 0.26 ms so, of which it takes 0.37 with blocks of any points: each lane has loads of its own there.
 """
-PERSISTENT = 16384
-"""Lanes of the longest row that stays in registers."""
+PERSISTENT = 32768
+"""Lanes of the longest row that stays in registers where it is used again; half of it where it is only reduced."""
+MOST_ODD = 8192
+"""The same of rows that are no multiple of what a thread reads at once."""
+
+MOST_ANEW, LEAST_ANEW = 1024, 2048
+"""A program may reduce so many points anew for a block of a row, where rows have several blocks of at least so many."""
+ROW_BLOCK = 4096
 
 WINDOWS = 64
 """Elements of pooling and its like for each warp: max-pools of 3x3 by 2 ran at half the time of 256, averages of 3x3 by 1 at 0.8."""
@@ -146,6 +152,24 @@ def _by_planes(part: Part) -> Part:
     return replace(part, x=part.x[: outer[0]], grid=True, planes=True) if outer else part
 
 
+def spread(part: Part, traits: Traits) -> Part:
+    """A part of few long rows whose reductions are short (those of a row's chunks, say): each program computes them anew, for a block of
+    the row. Any other is returned as it is.
+    """
+    values = list(_values(part))
+    reductions = [v for v in values if isinstance(v, Reduce)]
+    inner = {tuple(a for a in s.axes or () if a not in part.x) for s in part.stores} - {()}
+    if part.grid or not reductions or len(inner) != 1 or any(isinstance(v, Scan) for v in values) or product_in(part) is not None:
+        return part
+    (tile,) = inner
+    sizes = [tuple(a.extent for a in v.axes) for v in reductions]
+    short = all((static_product(size) or MOST_ANEW + 1) <= MOST_ANEW for size in sizes) and tuple(a.extent for a in tile) not in sizes
+    short = short and not any(v.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX, ReduceOp.ANY, ReduceOp.ALL) for v in reductions)
+    alone = all(s.mode == "set" for s in part.stores) and not {s.buffer for s in part.stores} & loaded(part.stores)
+    few = _count(part.x) < 4 * traits.processors and _count(tile) >= 2 * LEAST_ANEW
+    return replace(part, grid=True) if short and alone and few else part
+
+
 def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
     """The tiling of a part, without having measured."""
     rows = _count(part.x)
@@ -156,7 +180,7 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
         rblock = min(512, power_of_two(_count(tuple(a for a in part.stores[0].axes or () if a not in part.x))))
         return Tiling(1, rblock=rblock, num_warps=rblock // 128)
     if part.grid:
-        return _square(part, traits)
+        return _blocks(part) if any(isinstance(v, Reduce) for v in _values(part)) else _square(part, traits)
     inner = [_count(v.axes) for v in _values(part) if isinstance(v, Reduce)]
     inner += [hint(v.axis.extent) for v in _values(part) if isinstance(v, Scan)]
     inner += [_count(tuple(a for a in s.axes or () if a not in part.x)) for s in part.stores]
@@ -171,7 +195,10 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
         return _flat(rows, traits, 512 if len(full) <= 2 else 256)
     if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
         return _columns(rows, widest, part, known, traits)
-    return _rows(rows, widest, all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x), traits)
+    known_width = all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x)
+    again = any(set(s.axes or ()) - set(part.x) for s in part.stores) and any(isinstance(v, Reduce) for v in _values(part))
+    itemsize = max((a.itemsize for a in accesses(part, known) if a.points >= widest), default=4)
+    return _rows(rows, widest, itemsize, known_width, again, traits)
 
 
 def _windows(part: Part, full: Sequence[Access]) -> bool:
@@ -283,18 +310,42 @@ def _inner(part: Part) -> tuple[Axis, ...]:
     return tuple({a: None for s in part.stores for a in s.axes or () if a not in part.x})
 
 
-def _rows(rows: int, width: int, known: bool, traits: Traits) -> Tiling:
-    """Rows that lie along memory: in registers where they fit; in a loop, too, where their width is `known` at run time only."""
+def _blocks(part: Part) -> Tiling:
+    """Blocks of rows; what is reduced for each of them stays in registers."""
+    rblock = min(ROW_BLOCK, power_of_two(_count(_inner(part))))
+    return Tiling(1, persistent=MOST_ANEW, rblock=rblock, num_warps=max(1, rblock // 512))
+
+
+def _looped(rows: int, width: int, itemsize: int, again: bool, traits: Traits) -> Tiling:
+    """Rows in loops: narrow programs where there are many, loads of several steps in flight where there are few. A row that is read `again`
+    should still be in the cache then: wide programs, of which few share a multiprocessor.
+    """
     lanes = power_of_two(width)
-    if lanes > PERSISTENT or not known:
-        rblock = min(4096, max(256, lanes))
-        return Tiling(1, persistent=PERSISTENT, rblock=rblock, num_warps=rblock // 256)
+    rblock, warps = (2048, 8) if rows >= 8 * traits.processors else (4096, 8) if rows >= 2 * traits.processors else (8192, 16)
+    stages = 1 if again or rows >= 8 * traits.processors else 3
+    if again and rows >= traits.processors:
+        rblock, warps = (4096 if traits.processors * width * itemsize <= traits.cache else 8192), 16
+    while rblock > 256 and rblock > lanes:
+        rblock, warps = rblock // 2, max(1, warps // 2)
+    return Tiling(1, persistent=4 * rblock, rblock=rblock, num_warps=warps, num_stages=stages)
+
+
+def _rows(rows: int, width: int, itemsize: int, known: bool, again: bool, traits: Traits) -> Tiling:
+    """Rows that lie along memory: in registers where they fit; in a loop, too, where their width is `known` at run time only. `again`:
+    something of a row's length is stored, for which what was reduced is read once more.
+    """
+    lanes = power_of_two(width)
+    odd = width * itemsize % 16 != 0  # loads of single elements take registers, too; in a loop they are aligned
+    if lanes > (MOST_ODD if odd else PERSISTENT if again else PERSISTENT // 2) or not known:
+        return _looped(rows, width, itemsize, again, traits)
     xblock = max(1, min(power_of_two(rows), 1024 // lanes))
     while xblock > 1 and rows < traits.processors * xblock:
         xblock //= 2
     most = 8 if rows >= 8 * traits.processors else 32 if lanes > 8192 else 16
     warps = 1 << max(0, round(math.log2(max(width * xblock / ELEMENTS, 1))))
-    return Tiling(xblock, persistent=PERSISTENT, rblock=4096, num_warps=max(min(warps, most), lanes * xblock // 4096))
+    return Tiling(
+        xblock, persistent=PERSISTENT, rblock=4096, num_warps=max(min(warps, most), lanes * xblock // (2048 if lanes > 16384 else 4096))
+    )
 
 
 def _product(product: Product, traits: Traits) -> Tiling:
@@ -336,12 +387,12 @@ def _across(part: Part, known: Mapping[str, Buffer]) -> bool:
 
 
 def _columns(rows: int, width: int, part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
-    """Columns: 64 bytes of neighbours, fewer where programs would be few, and many rows of them at a time."""
+    """Columns: a line of neighbours, fewer where programs would be few, and many rows of them at a time."""
     itemsize = min((known[b].dtype.itemsize for b, _ in _indices(part)), default=4)
-    xblock = max(1, min(64 // itemsize, power_of_two(rows)))
-    while xblock * itemsize > 32 and rows < traits.processors * xblock // 2:
+    xblock = max(1, min(traits.line // itemsize, power_of_two(rows)))
+    while xblock * itemsize > traits.sector and rows < 2 * traits.processors * xblock:
         xblock //= 2
     lanes = power_of_two(width)
     rblock = max(1, min(lanes, 4096 // xblock))
-    warps = max(1, min(16, xblock * rblock // 128))
+    warps = max(1, min(8, xblock * rblock // 128))
     return Tiling(xblock, persistent=rblock, rblock=rblock, num_warps=warps)

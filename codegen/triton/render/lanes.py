@@ -25,6 +25,14 @@ class Run:
     last: int
 
 
+@dataclass(frozen=True)
+class Loops:
+    """Lines `before` loops, and of each loop its end, a text, and its lines."""
+
+    before: list[str]
+    loops: tuple[tuple[str, list[str]], ...]
+
+
 class Lanes:
     """One dimension of a block: the points of `axes` in row-major order, `block` at a time.
 
@@ -63,6 +71,13 @@ class Lanes:
         terms = [strides[run.last] * self.symbol(run) for run in self._runs(strides) if strides[run.last] != 0]
         return sympy.Add(rest, *terms)
 
+    def base(self, expr: Any) -> Any:
+        """What the expression is at the first point, where it counts the points in order; None where it does not."""
+        joined = self.joined(expr)
+        whole = self.axes[0].symbol if len(self.axes) == 1 else axis_symbol(f"{self.name}_0_{len(self.axes) - 1}")
+        rest = joined.xreplace({whole: sympy.S.Zero})
+        return rest if not rest.free_symbols & self.symbols and _equal(joined, rest + whole) else None
+
     def _runs(self, strides: list[Any]) -> Iterator[Run]:
         last = len(strides) - 1
         first = last
@@ -83,6 +98,27 @@ class Lanes:
                 text = f"({text}) % {inside}" if "/" in text else f"{text} % {inside}"
             lines.append(f"{symbol} = {text}")
         return lines
+
+    def in_two_loops(
+        self, size: Callable[[sympy.Symbol], str], lane: str, skip: str, most: int, inside: Callable[[bool], list[str]]
+    ) -> Loops:
+        """The text of a masked walk in two loops: whole blocks, for which the mask always holds, from point `skip` on (at most `most`); and
+        what those leave at both ends. `inside(True)` are the lines of the first loop, `inside(False)` of the second.
+        """
+        count, name = self.extent(self.axes, size), self.name
+        mask, *defined = self.define(size)
+        whole, rest = f"{name}_whole", f"{name}_rest"
+        before = [f"{whole} = tl.maximum({count} - {most}, 0) // {self.block} * {self.block}", f"{rest} = {count} - {whole}"]
+        if count.isdecimal():
+            whole = str(max(int(count) - most, 0) // self.block * self.block)
+            before, rest = [], str(int(count) - int(whole))
+        start, beyond = f"{name}_start", f"{name} + {whole}"
+        if most:
+            before.append(f"{name}_skip = {skip}")
+            start, beyond = f"({name}_skip + {start})", f"tl.where({name} < {name}_skip, {name}, {beyond})"
+        first = [f"{name} = {start} + {lane}", f"{self.mask} = tl.full([1, 1], True, tl.int1)", *defined, *inside(True)]
+        last = [f"{name} = {name}_start + {lane}", f"{self.mask} = {name} < {rest}", f"{name} = {beyond}", *defined, *inside(False)]
+        return Loops(before, ((whole, first), (rest, last)))
 
     def extent(self, axes: tuple[Axis, ...], size: Callable[[sympy.Symbol], str]) -> str:
         """How many points the axes have, as an operand."""

@@ -10,8 +10,9 @@ from precast.codegen.triton.render.lanes import Lanes, Run
 from precast.codegen.triton.render.ops import TYPES, Unsupported, literal, operand_type, write
 from precast.codegen.triton.render.tiling import Part, Tiling, power_of_two
 from precast.codegen.triton.render.value_rewrites import beside_one, in_tiles, kind, rough_values
+from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.index import bounds
-from precast.lowering.ir.nodes import Alu, Axis, Buffer, Cast, Const, Index, Load, Reduce, Scan, Value, operands
+from precast.lowering.ir.nodes import Alu, Axis, Buffer, Cast, Const, Index, Load, Reduce, Scan, Value, operands, walk
 from precast.lowering.ir.scalars import COMPARISONS, DType, Op
 
 NARROW = (DType.I16, DType.I8, DType.U8)
@@ -27,7 +28,8 @@ class Lines:
         self.stores = [in_tiles(store, part.x, tiles, self.facts) for store in part.stores]
         self.rough, self.beside = rough_values(self.stores, known), beside_one(self.stores)
         self.x = Lanes("x", part.x, tiling.xblock, "grid")
-        self.tiles = [self._tile(f"t{n}", axes, part.grid) for n, axes in enumerate(tiles.values())]
+        reduced = {v.axes for v in walk(*(r for s in self.stores for r in store_roots(s))) if isinstance(v, Reduce)}
+        self.tiles = [self._tile(f"t{n}", axes, part.grid and axes not in reduced) for n, axes in enumerate(tiles.values())]
         self.rank = 2 if self.tiles else 1
         self.lines: list[str] = []
         self.names: dict[object, str] = {}
@@ -35,6 +37,8 @@ class Lines:
         self.starts: list[str] = []
         self.inner_lines: list[str] = []
         self.inner_names: dict[object, str] = {}
+        self.scanned = False
+        self.marks: list[tuple[sympy.Expr, int]] = []
         self.count = 0
         self.buffers: dict[str, int] = {}
         self.sizes: dict[sympy.Symbol, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import sympy
@@ -21,6 +22,11 @@ NATIVE = {
     "max": (DType.F64, DType.F32, DType.I64, DType.I32),
 }
 """Atomic updates that are one instruction on every architecture; the others are loops of compare-and-swap."""
+
+
+VECTOR = 16
+"""Bytes that a thread reads or writes at once, at most, where they are aligned."""
+MARK = re.compile(r"@(\d+)\[(.*?)\]@")
 
 
 class Memory(Lines):
@@ -71,9 +77,46 @@ class Memory(Lines):
         text = " + ".join([text, *(f"{n.name} * 0" for n in want if n not in have)])
         return pointer, f"({text})" if " " in text else text
 
+    def _marked(self, buffer: str, index: sympy.Expr, gathers: tuple[Gather, ...], place: str) -> str:
+        """The offset of an access inside of a loop, with a mark where it counts from a base on that is the same for all of the loop: this
+        may begin so that the access is aligned (`aligned`).
+        """
+        if self.loop is None or gathers or self.x.block > 1:
+            return place
+        base = self.loop.base(sympy.sympify(index))
+        if base is None:
+            return place
+        self.marks.append((base, VECTOR // self.known[buffer].dtype.itemsize))
+        return f"@{len(self.marks) - 1}[{place}]@"
+
+    def skipped(self) -> tuple[sympy.Expr, int] | None:
+        """The base from which most of the loop's accesses count without being known to be aligned, and of how many elements the alignment
+        is that they want.
+        """
+        counts: dict[sympy.Expr, int] = {}
+        for base, vector in self.marks:
+            if not _is_multiple(base, vector):
+                counts[base] = counts.get(base, 0) + 1
+        if not counts:
+            return None
+        found = max(counts, key=lambda base: counts[base])
+        return found, max(vector for base, vector in self.marks if base == found)
+
+    def aligned(self, line: str, base: sympy.Expr | None) -> str:
+        """The line of a loop whose positions are multiples of a vector when counted from `base` on; None: no matter what they are."""
+
+        def offset(match: re.Match[str]) -> str:
+            own, vector = self.marks[int(match[1])]
+            if base is None or vector == 1 or not _is_multiple(own - base, vector):
+                return match[2]
+            return f"tl.multiple_of({match[2]}, [1, {vector}])"
+
+        return MARK.sub(offset, line)
+
     def load(self, node: Load) -> str:
         want = self.lanes_of(node)
         pointer, place = self._address(node.buffer, node.index, node.gathers, node.mask, want)
+        place = self._marked(node.buffer, node.index, node.gathers, place)
         mask = self.mask(want, "" if node.mask is None else self.emit(node.mask))
         arguments = f", {mask}, other=0" if mask else ""
         return f"tl.load({pointer} + {place}{arguments}{self._hint(want)}).to({TYPES[kind(node)]})"
@@ -89,7 +132,10 @@ class Memory(Lines):
         axes = store.axes or ()
         want = [self.x, *(t for t in self.tiles if t.axes and t.axes[0] in axes)]
         pointer, place = self._address(store.buffer, store.index, store.gathers, store.mask, want)
+        if store.mode == "set":
+            place = self._marked(store.buffer, store.index, store.gathers, place)
         once = [f"({self.name(a.symbol)} == 0)" for a in self.x.axes if a not in axes]
+        once += [f"{t.name}_first" for t in self.tiles if t.mode == "grid" and t not in want]
         mask = self.mask(want, *once, "" if store.mask is None else self.emit(store.mask))
         value = self.emit(store.value)
         if kind(store.value) is not target.compute:
@@ -115,3 +161,9 @@ class Memory(Lines):
 def _free(index: sympy.Expr, names: dict[sympy.Symbol, str]) -> list[sympy.Expr]:
     expr: Any = sympy.sympify(index)
     return sorted((s for s in expr.free_symbols if s not in names), key=str)
+
+
+def _is_multiple(expr: sympy.Expr, number: int) -> bool:
+    """Whether the expression is known to be a multiple of the number."""
+    expand: Any = sympy.expand
+    return all(int(c) % number == 0 for c in expand(expr).as_coefficients_dict().values())

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from precast.codegen.triton.render.lanes import Lanes
+from collections.abc import Callable
+from functools import partial
+
+import sympy
+
+from precast.codegen.triton.render.lanes import Lanes, Loops
 from precast.codegen.triton.render.lines import NARROW
-from precast.codegen.triton.render.memory import Memory
+from precast.codegen.triton.render.one_pass import OnePass
 from precast.codegen.triton.render.ops import COMBINE, RUNNING, TYPES, identity
 from precast.codegen.triton.render.value_rewrites import kind
 from precast.lowering.ir.nodes import Reduce, Scan
 from precast.lowering.ir.scalars import DType, ReduceOp
 
 INDEXED = (ReduceOp.ARGMIN, ReduceOp.ARGMAX)
+EXTREMES = {ReduceOp.ARGMIN: ReduceOp.MIN, ReduceOp.ARGMAX: ReduceOp.MAX}
 LAST_PLACE = (1 << 31) - 1
 NOWHERE = 1 << 62
 
 
-class Reductions(Memory):
+class Reductions(OnePass):
     """Emits the combination of the lanes of a tile."""
 
     def reduce(self, reductions: list[Reduce], tile: Lanes) -> None:
@@ -23,11 +29,21 @@ class Reductions(Memory):
         if reductions and tile.looped:
             self._reduce_in_loop(reductions, tile)
             return
-        for r in reductions:
+        for r in self._without_extremes(reductions):
             value, item = self._item(r)
             if tile.mask or tile not in self.lanes_of(r.value):
                 value = self._filled(value, tile, r.op, item)
             self._result(r, value, tile.name)
+
+    def _without_extremes(self, reductions: list[Reduce]) -> list[Reduce]:
+        """The reductions but for extremes whose place is wanted, too: that gives both."""
+        self.extremes = {}
+        for r in reductions:
+            if r.op in INDEXED:
+                twin = next((o for o in reductions if o.op is EXTREMES[r.op] and o.value is r.value and o.axes is r.axes), None)
+                if twin is not None and twin.dtype is kind(r.value):
+                    self.extremes[r] = twin
+        return [r for r in reductions if r not in self.extremes.values()]
 
     def _filled(self, value: str, tile: Lanes, op: ReduceOp, item: DType) -> str:
         """The value with the neutral element where the tile has no points."""
@@ -37,15 +53,26 @@ class Reductions(Memory):
         self.loop = tile
         finished: list[tuple[Reduce, str]] = []
         keep = tile.mask or f"({tile.name} >= 0)"
-        for r in reductions:
+        ends: list[Callable[[], None]] = []
+        tops: dict[Reduce, str] = {}
+        for pair in (self.pairs[r] for r in reductions if r in self.pairs):
+            value, item = self._item(pair.first)
+            if pair.powers:
+                name = self.begin_powers(value, item, keep, tile)
+                tops.setdefault(pair.first, name)
+                ends.append(partial(self.end_powers, pair, name))
+            else:
+                ends.append(partial(self.end_squares, pair, *self.begin_squares(value, item, keep, tile)))
+        for r in self._without_extremes([r for r in reductions if r not in self.pairs and r not in tops]):
             value, item = self._item(r)
             name = self.fresh("a")
             shape = f"[{self.x.block}, {tile.block}]"
             self.starts.append(f"{name} = tl.full({shape}, {identity(r.op, item)}, {TYPES[item]})")
             if r.op in INDEXED:
-                self.starts.append(f"{name}_at = tl.full({shape}, {NOWHERE}, tl.int64)")
+                place = self._place_type(tile)
+                self.starts.append(f"{name}_at = tl.full({shape}, {NOWHERE if place == 'tl.int64' else LAST_PLACE}, {place})")
                 self.inner_lines += [
-                    f"{name}_new, {name}_next = {COMBINE[r.op]}({name}, {name}_at, {value}, {tile.name}.to(tl.int64))",
+                    f"{name}_new, {name}_next = {COMBINE[r.op]}({name}, {name}_at, {value}, {tile.name}.to({place}))",
                     f"{name}_at = tl.where({keep}, {name}_next, {name}_at)",
                     f"{name} = tl.where({keep}, {name}_new, {name})",
                 ]
@@ -55,21 +82,48 @@ class Reductions(Memory):
                 self.inner_lines.append(f"{name} = {COMBINE[r.op]}({name}, {value})")
             finished.append((r, name))
         self.close()
+        for r, name in tops.items():
+            self.end_maximum(r, name)
         for r, name in finished:
             self._result(r, name, f"{name}_at")
+        for end in ends:
+            end()
 
-    def close(self) -> None:
-        """Appends the loop that was being written to the lines outside of it."""
+    def close(self, back: bool = False) -> None:
+        """Appends the loop that was being written to the lines outside of it; `back`: the last step is the first one."""
         tile = self.loop
         assert tile is not None
-        inside = [f"{tile.name} = {tile.name}_start + {self.lane(tile)}", *tile.define(self.size), *self.inner_lines]
-        count = tile.extent(tile.axes, self.size)
+        if tile.mask and self.x.block == 1 and not self.scanned and (tile.count is None or 2 * tile.block <= tile.count <= LAST_PLACE):
+            loops = self._in_two(tile)
+        else:
+            inside = [f"{tile.name} = {tile.name}_start + {self.lane(tile)}", *tile.define(self.size), *self._inside(None)]
+            loops = Loops([], ((tile.extent(tile.axes, self.size), inside),))
+        self.lines += [*self.starts, *loops.before]
+        for count, inside in reversed(loops.loops) if back else loops.loops:
+            turned = back and count.isdecimal() and int(count) <= LAST_PLACE
+            if turned:
+                inside = [f"{tile.name}_start = {(int(count) - 1) // tile.block * tile.block} - {tile.name}_turn", *inside]
+            counter = f"{tile.name}_{'turn' if turned else 'start'}"
+            self.lines += [f"for {counter} in {self._steps(count, tile)}:", *(f"    {line}" for line in inside)]
+        self.starts, self.inner_lines, self.inner_names, self.loop, self.marks = [], [], {}, None, []
+        self.scanned = False
+
+    def _in_two(self, tile: Lanes) -> Loops:
+        skip = self.skipped()
+        if skip is None:
+            return tile.in_two_loops(self.size, self.lane(tile), "", 0, lambda _: self._inside(None))
+        base, vector = skip
+        first = f"(0 - ({self.index(base, {})})) & {vector - 1}"
+        return tile.in_two_loops(self.size, self.lane(tile), first, vector - 1, lambda whole: self._inside(base if whole else None))
+
+    def _inside(self, base: sympy.Expr | None) -> list[str]:
+        return [self.aligned(line, base) for line in self.inner_lines]
+
+    def _steps(self, count: str, tile: Lanes) -> str:
         if count.isdecimal() and int(count) > LAST_PLACE:  # a plain number would be an unsigned one, and loops count signed ones
             count = f"tl.full([], {count}, tl.int64)"
         stages = self.tiling.num_stages
-        steps = f"range(0, {count}, {tile.block})" if stages == 1 else f"tl.range(0, {count}, {tile.block}, num_stages={stages})"
-        self.lines += [*self.starts, f"for {tile.name}_start in {steps}:", *(f"    {line}" for line in inside)]
-        self.starts, self.inner_lines, self.inner_names, self.loop = [], [], {}, None
+        return f"range(0, {count}, {tile.block})" if stages == 1 else f"tl.range(0, {count}, {tile.block}, num_stages={stages})"
 
     def _item(self, r: Reduce | Scan) -> tuple[str, DType]:
         """The name of what is combined, in the type that the accumulator has, and that type."""
@@ -88,18 +142,31 @@ class Reductions(Memory):
         varies, combine = self.lanes_of(r), COMBINE[r.op]
         if r.op in INDEXED:
             name = self.line((r, "items"), items, varies)
-            place = self.line((r, "places"), f"{places} + tl.zeros_like({name}).to(tl.int64)", varies)
-            found = self.fresh()
-            self.line((r, "best"), f"{found}_best, {found} = tl.reduce(({name}, {place}), 1, {combine}, keep_dims=True)", varies, "_")
-            self.names[r] = found
+            (tile,) = (t for t in self.tiles if t.axes is r.axes)
+            kept, place = COMBINE[EXTREMES[r.op]], self._place_type(tile)
+            best = self.line((r, "best"), f"tl.reduce({name}, 1, {kept}, keep_dims=True)", varies)
+            same = f"{name} == {best}"
+            if kind(r.value).is_float:
+                same = f"({same}) | (({name} != {name}) & ({best} != {best}))"
+            far = NOWHERE if place == "tl.int64" else LAST_PLACE
+            lowest = f"tl.where({same}, {places}, tl.full([1, 1], {far}, {place}))"
+            self.line(r, f"tl.reduce({lowest}, 1, combine_min, keep_dims=True).to(tl.int64)", varies)
+            if r in self.extremes:
+                self.line(self.extremes[r], best, varies)
             return
         if r.op in (ReduceOp.ANY, ReduceOp.ALL):
             text = f"tl.reduce(({items}).to(tl.int32), 1, {combine}, keep_dims=True) != 0"
         else:
             text = f"tl.sum({items}, 1, keep_dims=True)" if r.op is ReduceOp.SUM else f"tl.reduce({items}, 1, {combine}, keep_dims=True)"
+            if self.part.grid:  # a scalar: Triton 3.6 would hold all of a block of the row in every thread, in the layout of these items
+                text = f"tl.reduce({text}, None, {combine})"
             if r.dtype.compute is DType.BOOL:
                 text = f"{text} != 0"
         self.line(r, text, varies)
+
+    def _place_type(self, tile: Lanes) -> str:
+        """The type of positions in a tile: 64-bit ones cost twice."""
+        return "tl.int32" if self.index_type == "tl.int32" and tile.count is not None and tile.count <= LAST_PLACE else "tl.int64"
 
     # -- scans
 
@@ -117,6 +184,7 @@ class Reductions(Memory):
         else:
             self._add(f"{done} = tl.associative_scan({value}, 1, {combine})")
         if tile.looped:
+            self.scanned = True
             self._carry(node, tile, done, item)
         (self.inner_names if tile.looped else self.names)[node] = done
 

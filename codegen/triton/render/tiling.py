@@ -43,7 +43,8 @@ class Part:
     x: tuple[Axis, ...]
     stores: tuple[Store, ...]
     grid: bool = False
-    """Nothing is reduced: the tile is cut into blocks of `rblock` lanes, each a program's."""
+    """The tile of the stores is cut into blocks of `rblock` lanes, each a program's: nothing is reduced, or short reductions over other
+    tiles are computed in each of these programs anew."""
     planes: bool = False
     """Such a tile is all that lies within one point of `x`, to which many of the loads belong."""
 

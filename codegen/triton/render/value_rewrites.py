@@ -11,9 +11,10 @@ from typing import Any
 import sympy
 
 from precast.codegen.common.decided import Ranges, decided
-from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, substitute
+from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
 from precast.codegen.triton.render.ops import Unsupported
 from precast.lowering.analysis.effects import store_roots
+from precast.lowering.ir.index import coefficients, contiguous_strides
 from precast.lowering.ir.nodes import (
     Alu,
     Axis,
@@ -42,6 +43,9 @@ FOLD: dict[ReduceOp, Op] = {
     ReduceOp.ALL: Op.AND,
 }
 
+PACKED = 8
+"""Points of a reduction from which it matters how they lie in memory."""
+
 STEPPING = COMPARISONS | {Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.MOD, Op.REM, Op.FLOORDIV, Op.TRUNCDIV}
 """Discontinuous operations: a small error of an operand may become a large one of the result."""
 
@@ -62,6 +66,8 @@ def _written_out(value: Reduce, limit: int, facts: Facts, ranges: Ranges) -> Val
     extents = [a.extent for a in value.axes]
     if not all(isinstance(e, int | sympy.Integer) for e in extents) or not 0 < prod(int(e) for e in extents) <= limit:
         return value
+    if prod(int(e) for e in extents) >= PACKED and _packed(value):
+        return value
     points = []
     for at in product(*(range(int(e)) for e in extents)):
         point = substitute(value.value, {a.symbol: sympy.Integer(i) for a, i in zip(value.axes, at, strict=True)}, facts)
@@ -76,6 +82,28 @@ def _written_out(value: Reduce, limit: int, facts: Facts, ranges: Ranges) -> Val
     for point in points[1:]:
         total = Alu(FOLD[value.op], (total, point), kind(points[0]))
     return total if kind(total) is value.dtype.compute else Cast(total, value.dtype.compute)
+
+
+def _packed(value: Reduce) -> bool:
+    """Whether what is reduced lies together in memory and no two reductions share any of it: read point by point, each line of memory would
+    be asked for as often as it has points.
+    """
+    own = {a.symbol for a in value.axes}
+    reach = prod(int(a.extent) for a in value.axes)
+    loads = [v for v in walk(value.value) if isinstance(v, Load) and not v.gathers]
+    found = False
+    for load in loads:
+        index: Any = sympy.sympify(load.index)
+        affine = coefficients(index, tuple(sorted(index.free_symbols, key=str)))
+        if affine is None or not all(isinstance(n, int) for n in affine[1]):
+            return False
+        strides = dict(zip(sorted(index.free_symbols, key=str), affine[1], strict=True))
+        if own & strides.keys():
+            inner = [n for s, n in strides.items() if s in own]
+            found = 1 in inner and all(n % reach == 0 for s, n in strides.items() if s not in own)
+            if not found:
+                return False
+    return found
 
 
 def _first_extreme(points: list[Value], op: ReduceOp) -> Value:
@@ -165,10 +193,22 @@ def in_tiles(store: Store, outer: tuple[Axis, ...], tile: dict[tuple[object, ...
     inner = tuple(a for a in store.axes or () if a not in outer)
     if not inner:
         return store
-    swapped = dict(zip(inner, axes_for(inner), strict=True))
-    mapping = {a.symbol: b.symbol for a, b in swapped.items()}
+    finer = _finer(inner, tile)
+    swapped = {} if finer else dict(zip(inner, axes_for(inner), strict=True))
+    mapping: dict[sympy.Symbol, Any] = {a.symbol: b.symbol for a, b in swapped.items()}
+    if finer:
+        strides = contiguous_strides(tuple(a.extent for a in finer))
+        mapping = {inner[0].symbol: sympy.Add(*(n * a.symbol for n, a in zip(strides, finer, strict=True)))}
     roots = {id(root): substitute(root, mapping, facts, swapped) for root in store_roots(store)}
     moved = rebuild_store(store, roots)
     kept_outer = tuple(a for a in store.axes or () if a in outer)
     index: Any = store.index
-    return replace(moved, index=index.xreplace(mapping), axes=(*kept_outer, *axes_for(inner)))
+    return replace(moved, index=index.xreplace(mapping), axes=(*kept_outer, *(finer or axes_for(inner))))
+
+
+def _finer(inner: tuple[Axis, ...], tile: dict[tuple[object, ...], tuple[Axis, ...]]) -> tuple[Axis, ...]:
+    """The axes of a tile of several whose points in order are those of this one axis: what both read is then loaded once."""
+    points = static_product(a.extent for a in inner)
+    if len(inner) != 1 or points is None or (inner[0].extent,) in tile:
+        return ()
+    return next((axes for axes in tile.values() if len(axes) > 1 and static_product(a.extent for a in axes) == points), ())

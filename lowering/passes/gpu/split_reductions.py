@@ -1,8 +1,9 @@
 """Split reductions for GPUs: long reductions over few rows run in two steps, and nested reductions become kernels of their own.
 
-A program of a kernel computes whole rows. Where there are fewer rows than processors each row is split into chunks: one kernel reduces each
-chunk, and the kernel itself then reduces the chunks' results. Where each point of a reduction (or scan) needs a long reduction of its own,
-a kernel before it computes the inner one.
+A program of a kernel computes whole rows. Where rows are too few to keep memory busy each row is split into chunks: one kernel reduces
+each chunk, and the kernel itself then reduces the chunks' results. A mean with the squares about it, or a maximum with the exponentials
+beside it, is split as one: each chunk has a pair of its own, so that the row is read once for both. Where each point of a reduction (or
+scan) needs a long reduction of its own, a kernel before it computes the inner one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sympy
 
 from precast.lowering.analysis.effects import index_expr, store_roots
 from precast.lowering.analysis.rewrite_values import replace_values
+from precast.lowering.analysis.row_statistics import Pair, joined, pairs_of, row_in_one_piece, within
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.index import FloorDiv
@@ -23,6 +25,7 @@ from precast.lowering.ir.nodes import (
     Alu,
     Axis,
     Buffer,
+    Cast,
     Const,
     Index,
     Kernel,
@@ -44,6 +47,9 @@ from precast.lowering.ir.substitution import Mapping_, Rewriter, shared_axis
 
 WRITTEN_OUT = 16
 """Reductions of so few points are written out by the renderer and may stand anywhere."""
+
+PLACES = {ReduceOp.ARGMIN: ReduceOp.MIN, ReduceOp.ARGMAX: ReduceOp.MAX}
+FAR = (1 << 63) - 1
 
 Symbols = frozenset[sympy.Symbol]
 
@@ -73,6 +79,28 @@ class _Cut:
     """`(position, extent)` of an axis that the chunks do not divide: points beyond the extent do not count."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A kernel to be made: `axes` as the old kernel names them, and its `own`; what old symbols become (`items`); where a point counts
+    (`inside`; None: everywhere), and the axes of its reductions (`inner`).
+    """
+
+    axes: tuple[Axis, ...]
+    own: tuple[Axis, ...]
+    items: Mapping_
+    inside: Value | None
+    inner: tuple[Axis, ...]
+
+    def at(self, value: Value) -> Value:
+        """A value of the old kernel."""
+        rewriter = Rewriter((*self.own, *self.inner), {})
+        return rewriter.rewrite(value, rewriter.env(self.items, mask=self.inside))
+
+    def where(self, value: Value, otherwise: Value) -> Value:
+        """The value where its point counts."""
+        return value if self.inside is None else Alu(Op.WHERE, (self.inside, value, otherwise), value.dtype.compute)
+
+
 class _Splitter:
     """The state for one kernel. `before`, `fresh`: the kernels and buffers that splitting it adds."""
 
@@ -80,6 +108,8 @@ class _Splitter:
         self.kernel, self.traits = kernel, traits
         self.before: list[Kernel] = []
         self.fresh: list[Buffer] = []
+        self.chunks: set[Axis] = set()
+        """Axes over the results of chunks, which are not cut again."""
 
     def run(self) -> Kernel:
         """Inner reductions first: what contains them then needs their results only."""
@@ -90,26 +120,85 @@ class _Splitter:
             nested = _nested(values, free)
             found = next((v for v in values if isinstance(v, Reduce) and v not in done and (v in nested or self._cut(v, free))), None)
             if found is None:
-                return self.kernel
+                return self._finished() if self.chunks else self.kernel
             done.add(found)
-            new = self._moved(found, free) if found in nested else self._halved(found, free)
-            self.kernel = replace_values(self.kernel, {found: new})
+            instead: dict[Value, Value] = {found: self._moved(found, free)} if found in nested else self._halved(found, free)
+            self.kernel = replace_values(self.kernel, instead)
+
+    def _finished(self) -> Kernel:
+        """The kernel, with what it makes of its chunks' results in a kernel before it where its rows are not in one piece of memory: then
+        it runs over all points in memory's order.
+        """
+        if all(row_in_one_piece(self.kernel, store) for store in self.kernel.stores):
+            return self.kernel
+        free = _free_symbols(self.kernel)
+        whole: set[Value] = {v for v in _values(self.kernel) if isinstance(v, Reduce)}
+        for value in _values(self.kernel):  # operands first
+            if any(o in whole for o in operands(value)) and not isinstance(value, Reduce):
+                whole.add(value)
+        rows = frozenset().union(*(free[v] for v in whole if isinstance(v, Reduce)))
+        made = {v for v in whole if free[v] <= rows}
+        last = {o for v in _values(self.kernel) if v not in made for o in operands(v) if o in made}
+        instead: dict[Value, Value] = {}
+        for value in _values(self.kernel):
+            if value in last:
+                place = self._place(self._outer(value, free), None)
+                instead[value] = self._kept(place, place.at(value))
+        return replace_values(self.kernel, instead)
 
     def _moved(self, value: Reduce, free: dict[Value, Symbols]) -> Value:
         """The reduction from a kernel of its own, over all axes that it depends on."""
-        return self._stored(value, self._outer(value, free), {}, value)
+        place = self._place(self._outer(value, free), None)
+        return self._kept(place, Reduce(value.op, place.at(value.value), value.axes, value.dtype))
 
-    def _halved(self, value: Reduce, free: dict[Value, Symbols]) -> Value:
+    def _halved(self, value: Reduce, free: dict[Value, Symbols]) -> dict[Value, Value]:
+        """The reduction over the results of its chunks, and what goes with it: the second of a pair, the place of an extreme."""
         cut = self._cut(value, free)
         assert cut is not None
-        item = value.value
-        for position, extent in cut.inside:
-            inside = Alu(Op.LT, (Index(position), _size(extent)), DType.BOOL)
-            item = Alu(Op.WHERE, (inside, item, _neutral(value.op, item.dtype.compute)), item.dtype.compute)
-        partial = Reduce(value.op, item, value.axes, value.dtype)
-        axes = (*cut.chunks, *self._outer(value, free))
-        load = self._stored(value, axes, cut.place, partial, cut)
-        return Reduce(value.op, load, cut.chunks, value.dtype)
+        self.chunks.update(cut.chunks)
+        outer = self._outer(value, free)
+        axes = (*cut.chunks, *outer) if self._neighbours(value) > 1 else (*outer, *cut.chunks)
+        place = self._place(axes, cut)
+        if value.op in PLACES:
+            return {value: self._first_place(value, cut, place)}
+        item = place.at(value.value)
+        part = Reduce(value.op, place.where(item, _neutral(value.op, item.dtype.compute)), cut.inner, value.dtype)
+        load = self._kept(place, part)
+        whole = Reduce(value.op, load, cut.chunks, value.dtype)
+        found: dict[Value, Value] = {value: whole}
+        for pair in pairs_of(_values(self.kernel)):
+            if pair.first is value:
+                found[pair.second] = self._second(pair, cut, place, (item, part, load, whole))
+        return found
+
+    def _second(self, pair: Pair, cut: _Cut, place: _Place, first: tuple[Value, Value, Value, Value]) -> Value:
+        """The second of a pair over the results of its chunks. `first`: of the first the item and the result of a chunk, in the chunks'
+        kernel; the loaded result, and the whole, in this one.
+        """
+        item, part, load, whole = first
+        kind = pair.second.dtype
+        points = _points(cut, kind)
+        divisor = points if isinstance(points, Const) else Alu(Op.MAX, (points, Const(1.0, kind)), kind)
+        zero = Const(0.0, kind)
+        own = Reduce(ReduceOp.SUM, place.where(within(pair, item, part, place.at(divisor)), zero), cut.inner, kind)
+        second = self._kept(place, own)
+        return Reduce(ReduceOp.SUM, joined(pair, whole, load, second, points, divisor), cut.chunks, kind)
+
+    def _first_place(self, value: Reduce, cut: _Cut, place: _Place) -> Value:
+        """The place of an extreme: of the chunks that have it, the one with the lowest."""
+        item = place.at(value.value)
+        kind = item.dtype.compute
+        item = place.where(item, _neutral(PLACES[value.op], kind))
+        extreme = self._kept(place, Reduce(PLACES[value.op], item, cut.inner, kind))
+        where = self._kept(place, Reduce(value.op, item, cut.inner, value.dtype))
+        whole = Reduce(PLACES[value.op], extreme, cut.chunks, kind)
+        has: Value = Alu(Op.EQ, (extreme, whole), DType.BOOL)
+        if kind.is_float:
+            nothing = [Alu(Op.NE, (v, v), DType.BOOL) for v in (extreme, whole)]
+            has = Alu(Op.OR, (has, Alu(Op.AND, tuple(nothing), DType.BOOL)), DType.BOOL)
+        start = ix.plain(sum(e.xreplace({a.symbol: 0 for a in cut.inner}) * s for e, s in _linear(value.axes, cut)))
+        linear = Alu(Op.ADD, (where, Index(sympy.sympify(start))), DType.I64)
+        return Reduce(ReduceOp.MIN, Alu(Op.WHERE, (has, linear, Const(FAR, DType.I64)), DType.I64), cut.chunks, DType.I64)
 
     def _outer(self, value: Value, free: dict[Value, Symbols]) -> tuple[Axis, ...]:
         """The axes that the value depends on: the kernel's, then those of what it stands in."""
@@ -118,28 +207,29 @@ class _Splitter:
         order = {a.symbol: n for n, a in enumerate((*self.kernel.axes, *bound))}
         return tuple(sorted(found.values(), key=lambda a: order[a.symbol]))
 
-    def _stored(self, old: Reduce, axes: tuple[Axis, ...], place: dict[sympy.Symbol, Any], value: Reduce, cut: _Cut | None = None) -> Load:
-        """Stores `value` (of `old`'s type) for each point of `axes` from a new kernel, and loads it at that point."""
-        name = f"{self.kernel.stores[0].buffer}_split{len(self.fresh)}"
+    def _place(self, axes: tuple[Axis, ...], cut: _Cut | None) -> _Place:
         size = tuple(a.extent for a in axes)
-        stride = ix.contiguous_strides(size)
-        self.fresh.append(Buffer(name, old.dtype.compute, size, stride))
         symbols = ix.symbols(len(axes))
         own = tuple(shared_axis(s, n) for s, n in zip(symbols, size, strict=True))
         renamed = {a.symbol: s for a, s in zip(axes, symbols, strict=True)}
-        inner = value.axes if cut is None else cut.inner
-        rewriter = Rewriter((*own, *inner), {})
-        items: Mapping_ = (*renamed.items(), *((s, e.xreplace(renamed)) for s, e in place.items()))
-        mask = None
-        if cut is not None and cut.inside:
-            conditions = [Alu(Op.LT, (Index(p.xreplace(place).xreplace(renamed)), _size(n)), DType.BOOL) for p, n in cut.inside]
-            mask = conditions[0]
-            for other in conditions[1:]:
-                mask = Alu(Op.AND, (mask, other), DType.BOOL)
-        moved = Reduce(value.op, rewriter.rewrite(value.value, rewriter.env(items, mask=mask)), inner, value.dtype)
-        target = ix.affine(0, tuple(zip(stride, symbols, strict=True)))
-        self._add(own, Store(name, target, moved))
-        return Load(name, ix.affine(0, tuple((s, a.symbol) for s, a in zip(stride, axes, strict=True))), old.dtype.compute)
+        old = {} if cut is None else {s: e.xreplace(renamed) for s, e in cut.place.items()}
+        inside: Value | None = None
+        for position, extent in () if cut is None else cut.inside:
+            here = Alu(Op.LT, (Index(old[position]), _size(extent)), DType.BOOL)
+            inside = here if inside is None else Alu(Op.AND, (inside, here), DType.BOOL)
+        return _Place(axes, own, (*renamed.items(), *old.items()), inside, () if cut is None else cut.inner)
+
+    def _kept(self, place: _Place, value: Value) -> Load:
+        """Stores a value of a new kernel for each of its points, and loads it at that point."""
+        name = f"{self.kernel.stores[0].buffer}_split{len(self.fresh)}"
+        size = tuple(a.extent for a in place.axes)
+        stride = ix.contiguous_strides(size)
+        dtype = value.dtype.compute
+        self.fresh.append(Buffer(name, dtype, size, stride))
+        value = Rewriter((*place.own, *place.inner), {}).rewrite(value, Rewriter((), {}).env(()))  # canonical names of bound axes
+        target = ix.affine(0, tuple((s, a.symbol) for s, a in zip(stride, place.own, strict=True)))
+        self._add(place.own, Store(name, target, value))
+        return Load(name, ix.affine(0, tuple((s, a.symbol) for s, a in zip(stride, place.axes, strict=True))), dtype)
 
     def _add(self, axes: tuple[Axis, ...], store: Store) -> None:
         """Puts the store beside earlier ones over the same axes, where it needs nothing that comes between."""
@@ -155,18 +245,31 @@ class _Splitter:
 
     def _cut(self, value: Reduce, free: dict[Value, Symbols]) -> _Cut | None:
         """How the reduction is cut, or None where it stays whole."""
-        if value.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX):
+        if self.chunks.intersection(value.axes):
             return None
         outer = self._outer(value, free)
         rows = prod(hint(a.extent) for a in outer)
         points = prod(hint(a.extent) for a in value.axes)
         together = min(rows, self._neighbours(value))
-        programs = rows // together
+        programs = max(1, rows // together)
         traits = self.traits
-        if programs >= traits.idle_programs or points * together < traits.cut_work:
+        wanted = traits.cut_programs * traits.processors // programs
+        if any(set(self.kernel.axes if s.axes is None else s.axes) - set(outer) for s in self.kernel.stores):
+            wanted = max(wanted, 2 * WRITTEN_OUT)  # written out, the chunks' results would be combined for each point of the row
+        wanted = min(wanted, points * together // traits.cut_chunk)
+        if wanted < 2 or not self._pays(value, rows, points, programs, together):
             return None
-        wanted = min(traits.cut_programs // programs, points * together // traits.cut_chunk)
         return _cut_axes(value.axes, wanted)
+
+    def _pays(self, value: Reduce, rows: int, points: int, programs: int, together: int) -> bool:
+        """Whether programs for whole rows would ask memory for so little at once that a second kernel is cheaper."""
+        traits = self.traits
+        width = sum({(v.buffer, v.index): v.dtype.itemsize for v in walk(value.value) if isinstance(v, Load)}.values())
+        step = points if together == 1 and points <= traits.row_points else min(points * together, traits.step_points)
+        at_once = step * max(width, 1) * programs
+        full = rows * points * max(width, 1) / traits.memory_rate
+        share = min(1.0, at_once / traits.bytes_in_flight)
+        return full / share > traits.cut_gain * (full + traits.second_launch)
 
     def _neighbours(self, value: Reduce) -> int:
         """How many rows one program reads together: several where neighbours in memory belong to different rows."""
@@ -178,7 +281,7 @@ class _Splitter:
                 if found is None or 1 in found[1]:
                     return 1
                 sizes.append(load.dtype.itemsize)
-        return self.traits.sector // min(sizes)
+        return self.traits.line // min(sizes)
 
 
 def _cut_axes(axes: tuple[Axis, ...], wanted: int) -> _Cut | None:
@@ -205,10 +308,33 @@ def _cut_axes(axes: tuple[Axis, ...], wanted: int) -> _Cut | None:
             inner.append(rest)
             if not isinstance(axis.extent, int) or count * left != extent:
                 inside.append((axis.symbol, axis.extent))
-            wanted //= count
+            wanted = -(-wanted // count) if left == 1 else 1  # chunks are in the order of the points
         else:
             inner.append(axis)
     return _Cut(tuple(chunks), tuple(inner), place, tuple(inside)) if chunks else None
+
+
+def _points(cut: _Cut, kind: DType) -> Value:
+    """How many points of a chunk count."""
+    whole = _number(ix.numel(a.extent for a in cut.inner), kind)
+    for symbol, extent in cut.inside:
+        position = cut.place[symbol]
+        (rest,) = (a for a in cut.inner if a.symbol in position.free_symbols)
+        left = Alu(Op.SUB, (_number(extent, kind), Cast(Index(position.xreplace({rest.symbol: 0})), kind)), kind)
+        full = _number(rest.extent, kind)
+        share = Alu(Op.MAX, (Alu(Op.MIN, (left, full), kind), Const(0.0, kind)), kind)
+        whole = Alu(Op.MUL, (whole, Alu(Op.DIV, (share, full), kind)), kind)
+    return whole
+
+
+def _number(size: Size, kind: DType) -> Value:
+    return Const(float(size), kind) if isinstance(size, int) else Cast(Index(size), kind)
+
+
+def _linear(axes: tuple[Axis, ...], cut: _Cut) -> Iterator[tuple[Any, Size]]:
+    """Each axis' position in terms of chunks and what is left of it, and its stride in the reduction's linear index."""
+    for axis, stride in zip(axes, ix.contiguous_strides(tuple(a.extent for a in axes)), strict=True):
+        yield cut.place.get(axis.symbol, sympy.S.Zero), stride
 
 
 def _size(size: Size) -> Value:

@@ -1,0 +1,114 @@
+"""Long rows: in one pass, in chunks, and both, with the same results as eager in float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from precast.codegen.triton.build.images import compile_cubin
+from precast.codegen.triton.render.render import TritonKernel, render
+from precast.lowering.analysis.traits import SM_90
+from precast.lowering.ir.nodes import Kernel, Program, Reduce, walk
+from precast.lowering.passes.gpu.split_reductions import gpu_reductions
+from precast.lowering.verify.interpret import run
+from precast.lowering.verify.verify import verify
+from tests.codegen.triton.row_statistics import CASES, IN_CHUNKS, failure
+from tests.ops.runners import program_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_chunks_by_the_oracle(name: str) -> None:
+    def checked(program: Program, inputs: list[torch.Tensor]) -> list[object]:
+        return list(run(verify(program), inputs))
+
+    assert failure(name, IN_CHUNKS, checked) == ""
+
+
+@pytest.mark.parametrize("every", [pytest.param(6, id="a sixth"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_kernels_in_the_interpreter(every: int) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.codegen.triton.row_statistics", str(every)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
+
+
+def kernels(fn: object, *inputs: torch.Tensor) -> list[tuple[Kernel, tuple[TritonKernel, ...]]]:
+    program: Program = program_of(fn, inputs, schedule=True, target="cuda:sm_90")[0]  # type: ignore[arg-type]
+    return [(s, render(s, program.buffers)) for s in program.steps if isinstance(s, Kernel)]
+
+
+def loads(source: str, pointer: str = "ptr0") -> int:
+    return len(re.findall(rf"tl\.load\({pointer} ", source))
+
+
+def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype)
+
+
+def test_few_long_rows_are_read_twice() -> None:
+    """Once for both statistics, by many programs; once to be normalised, by as many as there are blocks."""
+    first, second = kernels(lambda a: F.layer_norm(a, a.shape[1:]), empty(16, 64, 256, 256))
+    (statistics,), (normalised,) = first[1], second[1]
+    assert len(first[0].stores) == 2 and loads(statistics.source) == 1
+    assert 256 <= int(statistics.grid) <= 2048 and int(normalised.grid) == 16 * 64 * 256 * 256 // 4096
+
+
+def test_a_maximum_and_its_exponentials_are_one_pass() -> None:
+    (first, *_) = kernels(
+        lambda a, y: F.cross_entropy(a.float(), y), empty(8192, 50257, dtype=torch.bfloat16), torch.zeros(8192, dtype=torch.int64)
+    )
+    (statistics,) = first[1]
+    assert statistics.source.count("for ") == 2  # the blocks that are aligned, and both ends
+    assert statistics.source.count("tl.multiple_of(") == 1 and int(statistics.grid) == 8192
+
+
+def test_rows_that_fit_registers_are_read_once() -> None:
+    for fn, inputs in (
+        (lambda a: a.softmax(-1), (empty(4096, 20000),)),
+        (lambda a: F.group_norm(a, 32), (empty(64, 256, 64, 64),)),
+        (lambda a: F.instance_norm(a), (empty(64, 64, 128, 128),)),
+    ):
+        ((_, (only,)),) = kernels(fn, *inputs)
+        assert "for " not in only.source and loads(only.source) == 1
+
+
+def test_neighbours_keep_one_kernel() -> None:
+    """Rows that keep the memory busy by themselves, and short ones, are not cut."""
+    for rows, columns in ((4096, 4096), (1056, 50000), (64, 1024), (1, 4096), (3, 100)):
+        assert len(kernels(lambda a: a.var(-1), empty(rows, columns))) == 1
+    for rows, columns in ((1, 1 << 20), (8, 1 << 18), (100, 1 << 17)):
+        assert len(kernels(lambda a: a.var(-1), empty(rows, columns))) == 2
+
+
+def test_what_is_normalised_in_columns_runs_in_the_order_of_memory() -> None:
+    *_, (last, (launch,)) = kernels(
+        lambda a: F.batch_norm(a, None, None, training=True), empty(128, 64, 56, 56).to(memory_format=torch.channels_last)
+    )
+    assert not any(isinstance(v, Reduce) for s in last.stores for v in walk(s.value))
+    assert launch.entry.startswith("pointwise_")
+
+
+def test_cuts_follow_the_device() -> None:
+    program = program_of(lambda a: a.sum(-1), (empty(400, 1 << 16),), schedule=True, target="cuda:sm_90")[0]
+    assert gpu_reductions(program, SM_90).steps == program.steps
+    assert len(gpu_reductions(program, replace(SM_90, bytes_in_flight=64 << 20, processors=1024)).steps) == len(program.steps) + 1
+
+
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow), pytest.param("sm_100", marks=pytest.mark.slow)])
+def test_images(arch: str) -> None:
+    """Odd rows are read sixteen bytes at a time: their kernels compile."""
+    made = kernels(lambda a: a.softmax(-1), empty(1056, 50257, dtype=torch.bfloat16)) + kernels(lambda a: a.max(-1), empty(4, 1 << 20))
+    for launch in (launch for _, launches in made for launch in launches):
+        assert compile_cubin(launch, arch).image
