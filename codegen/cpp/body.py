@@ -73,6 +73,8 @@ class Body:
         self.path: list[Level] = []
         self.made: dict[int, str] = {}
         self.scans: dict[int, ScanState] = {}
+        self.tiles: dict[int, str] = {}
+        """Where loads and stores (by id) of a block find their elements, turned: see `transposes.py`."""
         self.bad: dict[int, list[str]] = {}
         self.counter = 0
         self.checks = False
@@ -205,9 +207,14 @@ class Body:
         text = IndexPrinter(self.ranges).print(sympy.sympify(expr), names)
         return text if text.startswith("(") or text.isalnum() else f"({text})"
 
+    def extent(self, axis: Axis) -> str:
+        return self.index(sympy.sympify(axis.extent))
+
     def _load(self, node: Load, level: Level, other: str | None = None) -> str:
         """The expression of a load; `other`: what stands for it where its mask does not hold, in place of 0."""
         buffer = self.buffers[node.buffer]
+        if id(node) in self.tiles:
+            return load(buffer.dtype, self.tiles[id(node)])
         hoisted = self._hoisted(node, buffer, level)
         index = hoisted or self._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)
         text = load(buffer.dtype, f"{self.pointers[node.buffer]}[{index}]")

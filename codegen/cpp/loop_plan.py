@@ -18,13 +18,16 @@ import sympy
 
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
-from precast.codegen.cpp.loops import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
+from precast.codegen.cpp.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
 from precast.codegen.cpp.segments import in_segments
 from precast.codegen.cpp.types import LIMITS
 from precast.codegen.cpp.windows import in_rows
-from precast.lowering.analysis.effects import store_roots
+from precast.lowering.analysis.effects import index_expr, store_roots
+from precast.lowering.ir.index import numel
 from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Kernel, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.ir.scalars import TRANSCENDENTAL, DType, Op, ReduceOp
+from precast.lowering.ir.substitution import shared_axis
+from precast.lowering.ir.sympy_calls import expand
 
 TILE = 32
 """Side of a transposition block: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
@@ -92,6 +95,9 @@ def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts, made: froz
     hoisted = [r for r in hoisted if _free(r, axes, facts) <= free]
     outer = tuple(a for a in axes if a in free)
     inner = tuple(a for a in axes if a not in free)
+    longer: dict[int, Value] = {id(r): found for r in hoisted if (found := _one_range(r, inner, facts)) is not r}
+    if longer:
+        return _phase(axes, _replace(stores, longer), facts, made)
     stores, reduces = _rename(stores, hoisted, inner, facts)
     lane = _lane_axis(outer, reduces, stores, facts)
     if lane is not None and any(lane not in _free(r, axes, facts) for r in reduces):
@@ -113,6 +119,27 @@ def _replace(stores: list[Store], swapped: dict[int, Value]) -> list[Store]:
     for node in walk(*(root for s in stores for root in store_roots(s))):
         new[id(node)] = rebuild(swapped.get(id(node), node), new)
     return [rebuild_store(s, new) for s in stores]
+
+
+def _one_range(reduce: Reduce, inner: tuple[Axis, ...], facts: Facts) -> Reduce:
+    """`reduce` with neighbouring axes made one where every index runs over them as over one range, unless the final loop has them apart."""
+    nodes = list(walk(reduce.value))
+    exprs = [e for e in map(index_expr, nodes) if e is not None]
+    final = tuple(a.extent for a in inner)
+    axes, place = list(reduce.axes), 0
+    mapping: dict[sympy.Symbol, sympy.Expr] = {}
+    if any(isinstance(n, Scan) for n in nodes):
+        return reduce
+    while place + 1 < len(axes) and tuple(a.extent for a in axes) != final:
+        a, b = axes[place], axes[place + 1]
+        steps = [(stride_along(e, a.symbol), stride_along(e, b.symbol)) for e in exprs]
+        if all(s is not None and t is not None and expand(s - t * b.extent) == 0 for s, t in steps):
+            axes[place : place + 2] = [shared_axis(b.symbol, numel((a.extent, b.extent)))]
+            mapping[a.symbol] = sympy.S.Zero
+            place = max(place - 1, 0)
+        else:
+            place += 1
+    return Reduce(reduce.op, substitute(reduce.value, mapping, facts), tuple(axes), reduce.dtype) if mapping else reduce
 
 
 def _two_pass(reduce: Reduce) -> Value:

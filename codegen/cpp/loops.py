@@ -1,93 +1,340 @@
-"""What plans of loops are made of: sections in phases; and which axis of a section memory runs along."""
+"""The loops of one section in C++: vectorised along its own last axis or over lanes of an outer one, or split over threads."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import sympy
 
 from precast.codegen.common.index_facts import stride_along
+from precast.codegen.common.value_facts import static_product
+from precast.codegen.cpp.body import Body, Level, ScanState
+from precast.codegen.cpp.costs import Costs
+from precast.codegen.cpp.loop_plan import has_loop
+from precast.codegen.cpp.ops import render
+from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
+from precast.codegen.cpp.sections import ROW_LIMIT, Phase, Section
+from precast.codegen.cpp.segments import SHORT
+from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
+from precast.codegen.cpp.types import COMPUTE, load, store
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir.nodes import Axis, Buffer, Reduce, Scan, Store, walk
+from precast.lowering.ir.scalars import DType, Op, ReduceOp
+from precast.lowering.ir.sizes import known
 
-UNROLL_LIMIT = 32
-"""Reductions of at most this many points are unrolled into the body of the surrounding loop."""
+LANES = 64
+"""Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""
 
-ROW_LIMIT = 8192
-"""Longest row buffer, in elements: 32 KiB of f32 on the stack, which stays in the first two caches."""
+CHUNKS = 64
+"""Pieces of a reduction that threads share; fixed, so that results do not depend on the number of threads."""
 
+COMBINERS = {
+    ReduceOp.SUM: "{a} += {b};", ReduceOp.PROD: "{a} *= {b};", ReduceOp.ANY: "{a} |= {b};", ReduceOp.ALL: "{a} &= {b};",
+    ReduceOp.MIN: "{a} = {b} < {a} ? {b} : {a};", ReduceOp.MAX: "{a} = {b} > {a} ? {b} : {a};",
+}  # fmt: skip
 
-@dataclass(frozen=True)
-class Section:
-    """Loops over `axes` (vector axis last) whose body feeds `reduces` and makes `stores`."""
+RUN = 4096
+"""Points of a row whose sum is one f32 number; sums of more points are sums of such."""
 
-    axes: tuple[Axis, ...]
-    reduces: tuple[Reduce, ...] = ()
-    stores: tuple[Store, ...] = ()
-    kept: tuple[Value, ...] = ()
-    """Costly values over the section's one axis that a later section needs again: kept in a row buffer."""
-    row: Buffer | None = None
-    """A row buffer that the section's stores fill."""
-    span: tuple[int, int] | None = None
-    """The piece of the last axis that the section runs over; None: all of it."""
+ROWS = 512
+"""The same of a column, where each lane has a sum of its own."""
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Outer loops around sections. `lane` is the outer axis that is vectorised in tiles, if any."""
+class Loops:
+    """Writes sections into the level around them. `costs` judges what is worth threads."""
 
-    outer: tuple[Axis, ...]
-    sections: tuple[Section, ...]
-    lane: Axis | None = None
-    tile: tuple[Axis, ...] = ()
-    """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
+    def __init__(self, body: Body, costs: Costs) -> None:
+        self.body = body
+        self.buffers = body.buffers
+        self.costs = costs
 
+    def lane_bounds(self, axis: Axis, width: int, level: Level) -> None:
+        name, extent = self.body.variable(axis.symbol), self.body.extent(axis)
+        if known(axis.extent) and int(axis.extent) % width == 0:
+            level.add(f"const {self.body.index_type} {name}_1 = {name}_0 + {width};")
+        else:
+            level.add(f"const {self.body.index_type} {name}_1 = {name}_0 + {width} < {extent} ? {name}_0 + {width} : {extent};")
 
-def loads_in(roots: Sequence[Value]) -> list[Load]:
-    """Loads evaluated in a body: not those inside reductions that are made elsewhere."""
-    found: list[Load] = []
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Load):
-            found.append(node)
-        stack.extend(operands(node))
-    return found
+    def lanes(self, axis: Axis) -> int:
+        return min(LANES, max(1, int(axis.extent))) if known(axis.extent) else LANES
 
+    # sections vectorised along their own last axis
 
-def _fit(axis: Axis) -> float:
-    """How well loops of this extent fill vectors."""
-    extent = int(axis.extent) if isinstance(axis.extent, int | sympy.Integer) else 64
-    return min(1.0, extent / 32)
+    def section(self, section: Section, parent: Level, blocked: tuple[Axis, ...] = ()) -> None:
+        if section.row is not None:
+            self._declare_row(section.row, section.axes, parent)
+        alone = parent is self.body.path[0]  # one result a kernel: exactness is cheap there
+        accumulators = [self._row_accumulator(r, section, wide=alone) for r in section.reduces]
+        self._section_loops(section, accumulators, parent, blocked)
+        for r, acc in zip(section.reduces, accumulators, strict=True):
+            name = self.body.fresh("r")
+            parent.add(f"const {COMPUTE[r.dtype]} {name} = {acc.result};")
+            self.body.made[id(r)] = name
 
+    def _declare_row(self, row: Buffer, axes: tuple[Axis, ...], parent: Level) -> None:
+        self.buffers[row.name], self.body.pointers[row.name] = row, self.body.fresh("row")
+        self.body.ranges |= {a.symbol: (0, int(a.extent) - 1) for a in axes}
+        parent.add(f"{COMPUTE[row.dtype]} {self.body.pointers[row.name]}[{row.size[0]}];")
 
-def score(axis: Axis, indices: Sequence[sympy.Expr]) -> float:
-    """Share of memory accesses that run along `axis` with step one (or stay), scaled by how well its extent fills vectors."""
-    if not indices:
-        return 0.0
-    good, contiguous = 0.0, False
-    for index in indices:
-        step = stride_along(index, axis.symbol)
-        if step == 1:
-            good, contiguous = good + 1, True
-        elif step == 0:
-            good += 0.5
-    return good / len(indices) * _fit(axis) if contiguous else 0.0
+    def _section_loops(self, section: Section, accumulators: list[Accumulator], parent: Level, blocked: tuple[Axis, ...]) -> None:
+        body = self.body
+        for acc in accumulators:
+            for kind, name, start in acc.variables:
+                parent.add(f"{kind} {name} = {start};")
+        self._declare_scans(section, parent, "")
+        levels = self._open(section.axes, parent)
+        inner = levels[-1] if levels else parent
+        short = section.span is not None and section.span[1] - section.span[0] < SHORT
+        simd = bool(levels) and not short and self._vectorises(section, accumulators)
+        inner.simd = simd
+        rows = self._fill_rows(section, parent, inner)
+        for r, acc in zip(section.reduces, accumulators, strict=True):
+            for line in acc.update(body.value(r.value), body.linear(r.axes)):
+                inner.add(line)
+        for s in section.stores:
+            self._store(s, inner)
+        body.made.update(rows)
+        del body.path[len(body.path) - len(levels) :]
+        self._close(section.axes, levels, parent, accumulators, blocked, span=section.span)
 
+    def _fill_rows(self, section: Section, parent: Level, inner: Level) -> dict[int, str]:
+        """Stores a section's kept values into row buffers; their names for the sections that follow, by value."""
+        rows: dict[int, str] = {}
+        for value in section.kept:
+            (axis,) = section.axes
+            row = self.body.fresh("row")
+            place = f"{row}[{self.body.variable(axis.symbol)}]"
+            parent.add(f"{COMPUTE[value.dtype]} {row}[{axis.extent if known(axis.extent) else ROW_LIMIT}];")
+            inner.add(f"{place} = {self.body.value(value)};")
+            rows[id(value)] = place
+        return rows
 
-def vector_last(axes: tuple[Axis, ...], section: Section) -> tuple[Axis, ...]:
-    """`axes` with the one along which memory runs moved innermost; scans keep their axis innermost."""
-    if len(axes) < 2:
-        return axes
-    roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
-    scans = [n.axis for n in walk(*roots) if isinstance(n, Scan)]
-    if scans:
-        return (*(a for a in axes if a is not scans[0]), scans[0])
-    indices = [load.index for load in loads_in(roots)] + [s.index for s in section.stores] * 2
-    best = max(reversed(axes), key=lambda a: score(a, indices))
-    return (*(a for a in axes if a is not best), best) if score(best, indices) > 0 else axes
+    # a reduction to one point, split over threads
+
+    def splits(self, section: Section) -> bool:
+        """Whether a section of reductions can run in chunks of its first axis, whose partial results are then combined in order."""
+        if not section.reduces or section.stores or not section.axes:
+            return False
+        return all(r.op in COMBINERS for r in section.reduces)
+
+    def split_section(self, section: Section, top: Level) -> None:
+        body, axis = self.body, section.axes[0]
+        accumulators = [self._row_accumulator(r, section) for r in section.reduces]
+        chunk = body.fresh("c")
+        level = Level(frozenset(), top.indent + 1)
+        parts = [(kind, name, start, body.fresh("part")) for acc in accumulators for kind, name, start in acc.variables]
+        name, extent = body.variable(axis.symbol), self.body.extent(axis)
+        step = body.fresh("step")
+        level.add(f"const {body.index_type} {name}_0 = {chunk} * {step};")
+        level.add(f"const {body.index_type} {name}_1 = {name}_0 + {step} < {extent} ? {name}_0 + {step} : {extent};")
+        body.path.append(level)
+        self._section_loops(section, accumulators, level, (axis,))
+        body.path.pop()
+        for kind, variable, _start, part in parts:
+            top.add(f"{kind} {part}[{CHUNKS}];")
+            level.add(f"{part}[{chunk}] = {variable};")
+        top.add(f"const {body.index_type} {step} = ({extent} + {CHUNKS - 1}) / {CHUNKS};")
+        phase = Phase((), (section,))
+        pragma, loops = f"num_threads(threads) if({self.costs.worth_threads(phase)})", [Loop(chunk, str(CHUNKS))]
+        work = self.costs.work(phase, self.costs.serial_ns(phase))
+        if work is not None:
+            in_pieces(loops, level.lines, body.index_type, pragma, work, top)
+        else:
+            in_order(loops, level.lines, body.index_type, pragma, top)
+        self._combine(section, accumulators, top, {variable: part for _, variable, _, part in parts})
+
+    def _combine(self, section: Section, accumulators: list[Accumulator], top: Level, parts: dict[str, str]) -> None:
+        """Folds the chunks' results in ascending order (f32 sums in f64), so that the thread count does not show."""
+        for r, acc in zip(section.reduces, accumulators, strict=True):
+            wide = r.op is ReduceOp.SUM and r.dtype.compute is DType.F32
+            main, *flags = acc.variables
+            top.add(f"{'double' if wide else main[0]} {main[1]} = {main[2]};")
+            for kind, name, start in flags:
+                top.add(f"{kind} {name} = {start};")
+            lines = [COMBINERS[r.op].format(a=main[1], b=f"{parts[main[1]]}[c]")] + [f"{name} |= {parts[name]}[c];" for _, name, _ in flags]
+            top.add(f"for (int c = 0; c < {CHUNKS}; ++c) {{ {' '.join(lines)} }}")
+            result = self.body.fresh("r")
+            top.add(f"const {COMPUTE[r.dtype]} {result} = {'(float)' if wide else ''}{acc.result};")
+            self.body.made[id(r)] = result
+
+    def _row_accumulator(self, reduce: Reduce, section: Section, wide: bool = False) -> Accumulator:
+        return (None if wide else self._in_two_levels(reduce, section, RUN)) or self._accumulator(reduce, wide=wide)
+
+    def _in_two_levels(self, reduce: Reduce, section: Section, most: int, index: str = "") -> Accumulator | None:
+        """A sum in two levels, where its section has more than `most` points, or an unknown number of them."""
+        points = static_product(a.extent for a in section.axes)
+        if not section.axes or (points is not None and points <= most):
+            return None
+        return in_two_levels(reduce.op, reduce.dtype, self.body.fresh, index)
+
+    def _accumulator(self, reduce: Reduce, index: str = "", wide: bool = False) -> Accumulator:
+        acc, extra = self.body.fresh("acc"), self.body.fresh("n")
+        return update_lines(reduce.op, reduce.dtype, reduce.value.dtype, acc + index, extra + index, wide=wide)
+
+    def _open(self, axes: tuple[Axis, ...], parent: Level) -> list[Level]:
+        levels = []
+        for number, axis in enumerate(axes):
+            levels.append(Level(frozenset({axis.symbol}), parent.indent + number + 1))
+        self.body.path += levels
+        return levels
+
+    def _close(
+        self,
+        axes: tuple[Axis, ...],
+        levels: list[Level],
+        parent: Level,
+        accumulators: list[Accumulator],
+        blocked: tuple[Axis, ...],
+        added: tuple[int, list[str]] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        """Writes the loops into `parent`; the last runs over `span`, if any. `added`: lines behind the loop of the axis at this position,
+        which runs in blocks of `ROWS`.
+        """
+        inner: list[str] = []
+        for number in reversed(range(len(axes))):
+            level, axis = levels[number], axes[number]
+            pad = "  " * (level.indent - 1)
+            name = self.body.variable(axis.symbol)
+            bounds = (f"{name}_0", f"{name}_1") if axis in blocked else ("0", None)
+            if span is not None and number == len(axes) - 1:
+                bounds = str(span[0]), str(span[1])
+            parts = [a for a in accumulators if a.part is not None] if number == len(axes) - 1 else []
+            behind = added[1] if added is not None and added[0] == number else []
+            most = RUN if parts else ROWS
+            blocks = bool(parts or behind) and not (known(axis.extent) and int(axis.extent) <= most)
+            if blocks:
+                begin, end = bounds
+                bounds = f"{name}_b", f"{name}_e"
+            lines = [f"{pad}{self.body.loop_header(axis, *bounds)} {{", *level.lines, *inner, f"{pad}}}"]
+            if level.simd:
+                lines = self._simd(level, accumulators, pad) + lines + self._reports(level, pad)
+            if parts:
+                lines = [
+                    *(f"{pad}{kind} {part} = {start};" for kind, part, start in (a.part for a in parts if a.part is not None)),
+                    *lines,
+                    *(f"{pad}{a.variables[0][1]} += (double){a.part[1]};" for a in parts if a.part is not None),
+                ]
+            lines += [pad + line for line in behind]
+            if blocks:
+                lines = self._in_blocks(axis, begin, end or self.body.extent(axis), lines, pad, most)
+            elif parts:
+                lines = [f"{pad}{{", *lines, f"{pad}}}"]
+            inner = lines
+        parent.lines += inner
+
+    def _in_blocks(self, axis: Axis, begin: str, end: str, lines: list[str], pad: str, most: int) -> list[str]:
+        """The loop over `axis` that `lines` hold, in pieces of at most so many points."""
+        name, kind = self.body.variable(axis.symbol), self.body.index_type
+        return [
+            f"{pad}for ({kind} {name}_b = {begin}; {name}_b < {end}; {name}_b += {most}) {{",
+            f"{pad}const {kind} {name}_e = {end} - {name}_b > {most} ? {name}_b + {most} : {end};",
+            *lines,
+            f"{pad}}}",
+        ]
+
+    def _simd(self, level: Level, accumulators: list[Accumulator], pad: str) -> list[str]:
+        flags = self.body.bad.get(id(level), [])
+        clauses = [c for a in accumulators for c in a.clauses] + [f"max:{f}" for f in flags]
+        declared = [f"{pad}int64_t {f} = INT64_MIN;" for f in flags]
+        return [*declared, f"{pad}#pragma omp simd" + "".join(f" reduction({c})" for c in clauses)]
+
+    def _reports(self, level: Level, pad: str) -> list[str]:
+        return [pad + level.names[("bad", flag)] for flag in self.body.bad.pop(id(level), [])]
+
+    def _vectorises(self, section: Section, accumulators: list[Accumulator]) -> bool:
+        if any(not a.clauses for a in accumulators) or not all(self._apart(s, section.axes[-1]) for s in section.stores):
+            return False
+        roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+        return not has_loop(roots, set(self.body.made))
+
+    def _apart(self, store: Store, axis: Axis) -> bool:
+        """Whether a store overwrites, or updates another place at each point of the axis."""
+        if store.mode == "set":
+            return True
+        step = stride_along(sympy.sympify(store.index), axis.symbol)
+        steady = all(axis.symbol not in self.body.facts.deps(g.value) for g in store.gathers)
+        return steady and isinstance(step, int | sympy.Integer) and step != 0 and store.mask is None
+
+    def _declare_scans(self, section: Section, parent: Level, lanes: str) -> None:
+        roots = [v for s in section.stores for v in store_roots(s)]
+        for node in walk(*roots):
+            if not isinstance(node, Scan):
+                continue
+            acc, best = self.body.fresh("acc"), self.body.fresh("n")
+            variables = update_lines(node.op, node.dtype, node.value.dtype, acc, best, scan=True).variables
+            index = f"[{lanes}]" if lanes else ""
+            self._declare(variables, parent, lanes)
+            self.body.scans[id(node)] = ScanState(acc + index, best + index)
+
+    def _declare(self, variables: tuple[tuple[str, str, str], ...], parent: Level, lane: str) -> None:
+        for kind, name, start in variables:
+            if not lane:
+                parent.add(f"{kind} {name} = {start};")
+                continue
+            bare = name.split("[")[0]
+            parent.add(f"{kind} {bare}[{LANES}];")
+            parent.add(f"for (int l = 0; l < {LANES}; ++l) {bare}[l] = {start};")
+
+    # sections vectorised over lanes of an outer axis
+
+    def lane_section(self, section: Section, lane: Axis, parent: Level) -> None:
+        body = self.body
+        name = body.variable(lane.symbol)
+        index = f"{name} - {name}_0"
+        accumulators = [self._column_accumulator(r, section, index) for r in section.reduces]
+        for acc in accumulators:
+            self._declare(acc.variables + (() if acc.part is None else (acc.part,)), parent, index)
+        self._declare_scans(section, parent, index)
+        levels = self._open((*section.axes, lane), parent)
+        inner = levels[-1]
+        roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+        looped = any(isinstance(n, Reduce) and has_loop((n,), set(body.made)) for n in walk(*roots) if id(n) not in body.made)
+        inner.simd = not looped and all(s.mode == "set" for s in section.stores)
+        for r, acc in zip(section.reduces, accumulators, strict=True):
+            for line in acc.update(body.value(r.value), body.linear(r.axes)):
+                inner.add(line)
+        for s in section.stores:
+            self._store(s, inner)
+        del body.path[len(body.path) - len(levels) :]
+        added = self._add_up(accumulators, self.lanes(lane))
+        self._close((*section.axes, lane), levels, parent, [], (lane,), (self._few_rows(section.axes), added) if added else None)
+        for r, acc in zip(section.reduces, accumulators, strict=True):
+            body.made[id(r)] = f"({acc.result})"
+
+    def _column_accumulator(self, reduce: Reduce, section: Section, index: str) -> Accumulator:
+        return self._in_two_levels(reduce, section, ROWS, f"[{index}]") or self._accumulator(reduce, f"[{index}]")
+
+    def _add_up(self, accumulators: list[Accumulator], lanes: int) -> list[str]:
+        """The lines that add the lanes' sums of some rows to their sums of all."""
+        parts = [(a.variables[0][1].split("[")[0], a.part[1].split("[")[0]) for a in accumulators if a.part is not None]
+        adds = " ".join(f"{acc}[l] += (double){part}[l]; {part}[l] = 0.0f;" for acc, part in parts)
+        return [f"for (int l = 0; l < {lanes}; ++l) {{ {adds} }}"] if parts else []
+
+    def _few_rows(self, axes: tuple[Axis, ...]) -> int:
+        """The position of the axis whose loop, with those inside of it, makes up at most `ROWS` rows, or is the innermost."""
+        position, rows = len(axes) - 1, static_product(a.extent for a in axes[-1:]) or ROWS
+        while position > 0 and (outer := static_product(a.extent for a in axes[position - 1 : position])) and rows * outer <= ROWS:
+            position, rows = position - 1, rows * outer
+        return position
+
+    def _store(self, node: Store, level: Level) -> None:
+        body = self.body
+        buffer = self.buffers[node.buffer]
+        place = (
+            body.tiles.get(id(node))
+            or f"{body.pointers[node.buffer]}[{body._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)}]"
+        )
+        value = body.value(node.value)
+        if node.mode != "set":
+            value = self._combined(node, buffer, place, value)
+        text = f"{place} = {store(buffer.dtype, value)};"
+        level.add(f"if ({body.value(node.mask)}) {text}" if node.mask is not None else text)
+
+    def _combined(self, node: Store, buffer: Buffer, place: str, value: str) -> str:
+        op = {"add": Op.ADD, "mul": Op.MUL, "min": Op.MIN, "max": Op.MAX}[node.mode]
+        compute = buffer.dtype.compute
+        old = load(buffer.dtype, place)
+        return (
+            f"combine_{node.mode}({old}, {value})"
+            if op in (Op.MIN, Op.MAX)
+            else render(op, (f"({old})", f"({value})"), (compute, compute), compute)
+        )

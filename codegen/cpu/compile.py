@@ -13,6 +13,7 @@ from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.common.selection import Selection, Stages, library_owned, run_stages
 from precast.codegen.common.step_records import step_records
 from precast.codegen.common.toolchain import compile_shared, lanes_of, native_level
+from precast.codegen.cpp import sharing, transposes
 from precast.codegen.cpp.index_printer import INDEX_HELPERS
 from precast.codegen.cpp.kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp.math_prelude import MATH
@@ -89,7 +90,20 @@ class CpuCompilation:
         host_source = host.source(selection.packs, selection.prepare)
         host.table.require(self.context.missing)
         rendered = time.perf_counter()
-        unit = "\n".join([PROLOGUE, prototypes(), MATH, INDEX_HELPERS, ERROR, FAULT, kernel_source, host_source])
+        unit = "\n".join(
+            [
+                PROLOGUE,
+                prototypes(),
+                MATH,
+                INDEX_HELPERS,
+                ERROR,
+                FAULT,
+                sharing.helpers(kernel_source),
+                transposes.helpers(kernel_source),
+                kernel_source,
+                host_source,
+            ]
+        )
         library = compile_shared(unit, self.target, self.options.sanitize)
         done = time.perf_counter()
         measured = self.chooser.spent_s

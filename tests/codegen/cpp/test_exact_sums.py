@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import precast
-from precast.codegen.cpp.kernel import ROWS, RUN
+from precast.codegen.cpp.loops import ROWS, RUN
 
 Fn = Callable[[Tensor], Tensor]
 

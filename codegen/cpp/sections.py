@@ -1,0 +1,93 @@
+"""What plans of loops are made of: sections in phases; and which axis of a section memory runs along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from precast.codegen.common.index_facts import stride_along
+from precast.lowering.analysis.effects import store_roots
+from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Store, Value, operands, walk
+
+UNROLL_LIMIT = 32
+"""Reductions of at most this many points are unrolled into the body of the surrounding loop."""
+
+ROW_LIMIT = 8192
+"""Longest row buffer, in elements: 32 KiB of f32 on the stack, which stays in the first two caches."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Loops over `axes` (vector axis last) whose body feeds `reduces` and makes `stores`."""
+
+    axes: tuple[Axis, ...]
+    reduces: tuple[Reduce, ...] = ()
+    stores: tuple[Store, ...] = ()
+    kept: tuple[Value, ...] = ()
+    """Costly values over the section's one axis that a later section needs again: kept in a row buffer."""
+    row: Buffer | None = None
+    """A row buffer that the section's stores fill."""
+    span: tuple[int, int] | None = None
+    """The piece of the last axis that the section runs over; None: all of it."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Outer loops around sections. `lane` is the outer axis that is vectorised in tiles, if any."""
+
+    outer: tuple[Axis, ...]
+    sections: tuple[Section, ...]
+    lane: Axis | None = None
+    tile: tuple[Axis, Axis] | None = None
+    """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
+
+
+def loads_in(roots: Sequence[Value]) -> list[Load]:
+    """Loads evaluated in a body: not those inside reductions that are made elsewhere."""
+    found: list[Load] = []
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Load):
+            found.append(node)
+        stack.extend(operands(node))
+    return found
+
+
+def _fit(axis: Axis) -> float:
+    """How well loops of this extent fill vectors."""
+    extent = int(axis.extent) if isinstance(axis.extent, int | sympy.Integer) else 64
+    return min(1.0, extent / 32)
+
+
+def score(axis: Axis, indices: Sequence[sympy.Expr]) -> float:
+    """Share of memory accesses that run along `axis` with step one (or stay), scaled by how well its extent fills vectors."""
+    if not indices:
+        return 0.0
+    good, contiguous = 0.0, False
+    for index in indices:
+        step = stride_along(index, axis.symbol)
+        if step == 1:
+            good, contiguous = good + 1, True
+        elif step == 0:
+            good += 0.5
+    return good / len(indices) * _fit(axis) if contiguous else 0.0
+
+
+def vector_last(axes: tuple[Axis, ...], section: Section) -> tuple[Axis, ...]:
+    """`axes` with the one along which memory runs moved innermost; scans keep their axis innermost."""
+    if len(axes) < 2:
+        return axes
+    roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+    scans = [n.axis for n in walk(*roots) if isinstance(n, Scan)]
+    if scans:
+        return (*(a for a in axes if a is not scans[0]), scans[0])
+    indices = [load.index for load in loads_in(roots)] + [s.index for s in section.stores] * 2
+    best = max(reversed(axes), key=lambda a: score(a, indices))
+    return (*(a for a in axes if a is not best), best) if score(best, indices) > 0 else axes
