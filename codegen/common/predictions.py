@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from precast.codegen.common.step_records import StepRecord
-from precast.lowering.analysis.chip_records import chip_of
-from precast.lowering.analysis.chips import Chip
-from precast.lowering.analysis.predicted_time import Predicted, predicted, reuse_distances
-from precast.lowering.analysis.work import work_of
+from precast.lowering.costs.chip_records import chip_of
+from precast.lowering.costs.chips import Chip
+from precast.lowering.costs.predicted_time import Predicted, predicted, reuse_distances
+from precast.lowering.costs.work import work_of
 from precast.lowering.ir.nodes import Buffer, Kernel
 
 

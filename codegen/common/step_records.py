@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from precast.codegen.common.library_steps import LibraryCall, RunStep
-from precast.lowering.analysis.work import Work, work_of
+from precast.lowering.costs.work import Work, work_of
 from precast.lowering.ir.nodes import Buffer, Extern, Kernel, Program
 from precast.lowering.ir.sizes import hint
 

@@ -11,8 +11,8 @@ from precast.codegen.common.decided import decided
 from precast.codegen.common.index_facts import free_symbols, stride_along
 from precast.codegen.common.value_facts import Facts, substitute
 from precast.codegen.cpp.index_printer import IndexPrinter
-from precast.codegen.cpp.loop_plan import has_loop, unrolled
 from precast.codegen.cpp.ops import cast, render
+from precast.codegen.cpp.planning.loop_plan import has_loop, unrolled
 from precast.codegen.cpp.reductions import identity, inline_fold, update_lines
 from precast.codegen.cpp.types import COMPUTE, literal, load
 from precast.lowering.build.float_values import is_real

@@ -6,7 +6,7 @@ import math
 
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Body
-from precast.codegen.cpp.sections import Phase, Section
+from precast.codegen.cpp.planning.sections import Phase, Section
 from precast.codegen.cpp.sharing import LONG_NS
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Reduce, Scan, walk

@@ -12,10 +12,10 @@ from precast.codegen.common.value_facts import Facts
 from precast.codegen.cpp import online
 from precast.codegen.cpp.body import Body, Level
 from precast.codegen.cpp.costs import PARALLEL_NS, Costs
-from precast.codegen.cpp.loop_plan import TILE, plan, rows_that_may_not_fit, without_rows
 from precast.codegen.cpp.loops import Loops
-from precast.codegen.cpp.sections import ROW_LIMIT, Phase, Section
-from precast.codegen.cpp.shared_updates import loops_apart, owners, owning_gather
+from precast.codegen.cpp.planning.loop_plan import TILE, plan, rows_that_may_not_fit, without_rows
+from precast.codegen.cpp.planning.sections import ROW_LIMIT, Phase, Section
+from precast.codegen.cpp.planning.shared_updates import loops_apart, owners, owning_gather
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.transposes import Tiles
 from precast.codegen.cpp.types import storage

@@ -8,11 +8,11 @@ from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
 from precast.codegen.cpp.costs import Costs
-from precast.codegen.cpp.loop_plan import has_loop
 from precast.codegen.cpp.ops import render
+from precast.codegen.cpp.planning.loop_plan import has_loop
+from precast.codegen.cpp.planning.sections import ROW_LIMIT, Phase, Section
+from precast.codegen.cpp.planning.segments import SHORT
 from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
-from precast.codegen.cpp.sections import ROW_LIMIT, Phase, Section
-from precast.codegen.cpp.segments import SHORT
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.types import COMPUTE, load, store
 from precast.lowering.analysis.effects import store_roots

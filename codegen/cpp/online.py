@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from precast.codegen.common.value_facts import Facts
 from precast.codegen.cpp.body import Body, Level
-from precast.codegen.cpp.loop_plan import has_loop
-from precast.codegen.cpp.sections import Section
+from precast.codegen.cpp.planning.loop_plan import has_loop
+from precast.codegen.cpp.planning.sections import Section
 from precast.lowering.ir.nodes import Alu, Axis, Load, Reduce, Value, walk
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ir.sizes import known

@@ -16,8 +16,8 @@ import sympy
 from precast.codegen.common.index_facts import free_symbols, stride_along
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Body, Level
-from precast.codegen.cpp.loop_plan import TILE
-from precast.codegen.cpp.sections import Section
+from precast.codegen.cpp.planning.loop_plan import TILE
+from precast.codegen.cpp.planning.sections import Section
 from precast.codegen.cpp.types import storage
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Axis, Load, Reduce, Store, walk

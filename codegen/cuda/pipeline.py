@@ -21,9 +21,9 @@ from precast.codegen.cpp.index_printer import INDEX_HELPERS
 from precast.codegen.cpp.types import PROLOGUE
 from precast.codegen.cuda.benchmarking import lab_for
 from precast.codegen.cuda.fusion_choice import measured_products
-from precast.codegen.cuda.host import CudaHostWriter, Launch, kernel_table
-from precast.codegen.cuda.library_calls import writes_in_place
-from precast.codegen.cuda.rows_launch import Rows
+from precast.codegen.cuda.host.library_calls import writes_in_place
+from precast.codegen.cuda.host.rows_launch import Rows
+from precast.codegen.cuda.host.writer import CudaHostWriter, Launch, kernel_table
 from precast.codegen.cuda.select_library import expand
 from precast.codegen.cuda.split_choice import measured_splits
 from precast.codegen.cuda.tuning import CudaChooser

@@ -15,15 +15,15 @@ from precast.lowering.passes.fusion.join_parts import join_parts
 from precast.lowering.passes.gpu.attention_layout import heads_of_a_row_together
 from precast.lowering.passes.gpu.batch_kernels import gpu_batches
 from precast.lowering.passes.gpu.concat_in_place import share_joins
-from precast.lowering.passes.gpu.conv_bias_and_layout import conv_biases, images_channels_last, weights_channels_last
-from precast.lowering.passes.gpu.depthwise_conv import depthwise_convolutions
+from precast.lowering.passes.gpu.convolutions.conv_bias_and_layout import conv_biases, images_channels_last, weights_channels_last
+from precast.lowering.passes.gpu.convolutions.depthwise_conv import depthwise_convolutions
+from precast.lowering.passes.gpu.convolutions.patch_conv_as_matmul import patches_as_products
+from precast.lowering.passes.gpu.convolutions.space_to_depth import space_to_depth
 from precast.lowering.passes.gpu.gemv_as_reduction import vector_products
 from precast.lowering.passes.gpu.library_epilogues import attach_gpu_epilogues
 from precast.lowering.passes.gpu.pad_matmul_rows import roomy_rows
-from precast.lowering.passes.gpu.patch_conv_as_matmul import patches_as_products
 from precast.lowering.passes.gpu.prologue_kernels_first import small_kernels_first
 from precast.lowering.passes.gpu.skinny_matmul_rule import shallow_products
-from precast.lowering.passes.gpu.space_to_depth import space_to_depth
 from precast.lowering.passes.gpu.split_reductions import gpu_reductions
 from precast.lowering.passes.gpu.spread_updates import spread_updates
 from precast.lowering.passes.gpu.weight_only_quant_matmul import narrow_products

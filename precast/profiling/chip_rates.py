@@ -1,4 +1,4 @@
-"""Measures the machine's `Chip` (lowering/analysis/chips.py), by kernels of precast's own where these are what is predicted."""
+"""Measures the machine's `Chip` (lowering/costs/chips.py), by kernels of precast's own where these are what is predicted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from precast.artifact_store import Store
-from precast.lowering.analysis.chip_records import chip_of
-from precast.lowering.analysis.chips import Chip, Curve
+from precast.lowering.costs.chip_records import chip_of
+from precast.lowering.costs.chips import Chip, Curve
 from precast.profiling.marks import Recorder
 from precast.profiling.peaks import wait
 from precast.runtime.api.compile import compile as compiled_form

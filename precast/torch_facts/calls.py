@@ -41,7 +41,7 @@ def called() -> tuple[str, ...]:
 
 def called_for_cuda() -> tuple[str, ...]:
     """The C functions that generated code for a GPU calls besides, where this torch was built with CUDA."""
-    from precast.codegen.cuda.shims import CUDA_SHIMS  # what compiles for a CPU imports nothing of CUDA's
+    from precast.codegen.cuda.host.shims import CUDA_SHIMS  # what compiles for a CPU imports nothing of CUDA's
 
     return (
         tuple(name for name in filter(_is_torchs, CUDA_SHIMS) if name not in SHIMS and not name.startswith("cu"))

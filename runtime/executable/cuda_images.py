@@ -1,6 +1,6 @@
 """What a library for a CUDA target needs before it is loaded: functions of the driver by name, and images as the driver takes them.
 
-The library loads the images itself (`load_kernel` in `codegen/cuda/templates.py`).
+The library loads the images itself (`load_kernel` in `codegen/cuda/host/templates.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from precast.lowering.analysis.work import Work, work_of
+from precast.lowering.costs.work import Work, work_of
 from precast.lowering.ir.index import contiguous_strides
 from precast.lowering.ir.nodes import Buffer, Extern, View
 from precast.lowering.ir.scalars import DType

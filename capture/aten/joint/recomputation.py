@@ -32,7 +32,7 @@ PRICES = {"default": 1.0, "less": 3.0}
 BYTES_PER_OPERATION = 0.25
 """What an operation on an element is worth, in bytes that are moved: a core does some four a byte that the memory gives it, a GPU 15."""
 TRANSCENDENTAL = 8
-"""Operations of a transcendental function, as lowering/analysis/work.py counts them."""
+"""Operations of a transcendental function, as lowering/costs/work.py counts them."""
 _TRANSCENDENTAL = frozenset(
     "acos acosh asin asinh atan atan2 atanh cos cosh digamma elu erf erfc erfinv exp exp2 expm1 gelu i0 lgamma log log10 log1p log2 "
     "log_sigmoid_forward logit mish pow sigmoid silu sin sinc sinh softplus special_i1 tan tanh xlogy".split()

@@ -15,7 +15,7 @@ from precast.lowering.analysis.effects import index_expr, store_roots
 from precast.lowering.analysis.kernel_facts import cost_of, points
 from precast.lowering.analysis.matmul_patterns import Product, product_of
 from precast.lowering.analysis.traits import Traits
-from precast.lowering.analysis.work import work_of
+from precast.lowering.costs.work import work_of
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Axis, Buffer, Kernel, Load, Program, Reduce, Step, Value, walk
 from precast.lowering.passes.gpu.matmul_template_fusion import Alternative, ProductFusion, Sizes

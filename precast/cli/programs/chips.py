@@ -14,7 +14,7 @@ from precast.cli.output import Failure, Output, errors_to_json, finish, json_opt
 from precast.report.units import human_size
 
 if TYPE_CHECKING:
-    from precast.lowering.analysis.chips import Chip
+    from precast.lowering.costs.chips import Chip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,8 +28,8 @@ def chip_option(command: Callable[P, R]) -> Callable[P, R]:
 
 def chip_named(name: str | None) -> Chip | None:
     """The chip that --chip means. Raises UsageError where there is none."""
-    from precast.lowering.analysis.chip_records import CHIPS
-    from precast.lowering.analysis.chips import from_data
+    from precast.lowering.costs.chip_records import CHIPS
+    from precast.lowering.costs.chips import from_data
 
     if name is None:
         return None
@@ -50,7 +50,7 @@ def chip_for(target: str, here: bool) -> Chip | None:
     """The chip whose record predicts times of an artifact for this target: that of this machine where it runs `here`, or is made for this
     very CPU, else the one that stands for the target. None where none is known.
     """
-    from precast.lowering.analysis.chip_records import chip_of
+    from precast.lowering.costs.chip_records import chip_of
     from precast.profiling.chip_rates import chip_here
     from precast.runtime.targets.cpu import native_target
     from precast.target_registry import family_of
@@ -70,7 +70,7 @@ def rates(device: str, as_json: bool) -> None:
 
     With --json it prints the record from which `--chip FILE.json` of show, profile and report predicts times.
     """
-    from precast.lowering.analysis.chips import to_data
+    from precast.lowering.costs.chips import to_data
     from precast.profiling.chip_rates import measured_chip
 
     out = Output(as_json)

@@ -28,7 +28,7 @@ from precast.report.user_frames import frames_of
 
 if TYPE_CHECKING:
     from precast.building.build_file import BuildFile
-    from precast.lowering.analysis.chips import Chip
+    from precast.lowering.costs.chips import Chip
     from precast.profiling.profiler import GraphProfile, Profile, StepProfile
 
 ORDERS = ("gap", "time", "program")

@@ -13,7 +13,7 @@ from precast.report.units import human_size
 
 if TYPE_CHECKING:
     from precast.codegen.common.step_records import StepRecord
-    from precast.lowering.analysis.predicted_time import Predicted
+    from precast.lowering.costs.predicted_time import Predicted
 
 
 def print_steps(out: Output, store: Store, manifest: Manifest, chip_name: str | None) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import precast
 from precast.codegen.common.value_facts import Facts
-from precast.codegen.cpp.loop_plan import plan
+from precast.codegen.cpp.planning.loop_plan import plan
 from precast.lowering.ir.nodes import Kernel, Reduce, Store
 from precast.lowering.ir.scalars import ReduceOp
 from tests.codegen.programs import F32, at, axis, buffer, load

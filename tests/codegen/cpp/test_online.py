@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import precast
 from precast.codegen.cpp import online
-from precast.codegen.cpp.loop_plan import ROW_LIMIT
 from precast.codegen.cpp.online import BLOCK
+from precast.codegen.cpp.planning.loop_plan import ROW_LIMIT
 from tests.codegen.cpp.test_transposes import fits
 
 INF = float("inf")

@@ -18,7 +18,7 @@ from precast.codegen import CompiledGraph, compile_program
 from precast.codegen.common.measure import Record
 from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.cuda import pipeline
-from precast.codegen.cuda.host import CudaHostWriter, Launch
+from precast.codegen.cuda.host.writer import CudaHostWriter, Launch
 from precast.lowering.ir.nodes import Kernel, Program
 from precast.lowering.verify.interpret import _Machine
 from tests.codegen.loader import TORCH_CPU, Loaded, _capsule_pointer, _handle_to_tensor

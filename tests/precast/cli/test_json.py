@@ -14,7 +14,7 @@ import precast.cli.programs.demo
 from precast.artifact_store import Store
 from precast.cli.main import COMMANDS, main
 from precast.cli.programs.demo import ChildReport
-from precast.lowering.analysis.chip_records import CHIPS
+from precast.lowering.costs.chip_records import CHIPS
 from tests.artifact_store.sample import fill
 
 BUILD = "tests.precast.cli.app:sine"

@@ -13,8 +13,8 @@ import precast
 from precast.artifact_store import Store
 from precast.cli.main import main
 from precast.cli.programs.chips import chip_for
-from precast.lowering.analysis.chip_records import CHIPS
-from precast.lowering.analysis.chips import to_data
+from precast.lowering.costs.chip_records import CHIPS
+from precast.lowering.costs.chips import to_data
 
 
 def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

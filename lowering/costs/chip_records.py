@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precast.lowering.analysis.chips import Chip, Curve
+from precast.lowering.costs.chips import Chip, Curve
 
 H200 = Chip(
     name="NVIDIA H200",

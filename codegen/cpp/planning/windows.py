@@ -16,7 +16,7 @@ import sympy
 
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
-from precast.codegen.cpp.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, vector_last
+from precast.codegen.cpp.planning.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, vector_last
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.index import contiguous_strides
 from precast.lowering.ir.nodes import Axis, Buffer, Index, Load, Reduce, Scan, Store, Value, axis_symbol, walk

@@ -13,7 +13,7 @@ import sympy
 from precast.codegen.common.decided import Ranges, decided, difference, position
 from precast.codegen.common.index_facts import free_symbols, stride_along
 from precast.codegen.common.value_facts import rebuild_store
-from precast.codegen.cpp.sections import Section
+from precast.codegen.cpp.planning.sections import Section
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Alu, Axis, Reduce, Value, walk
 from precast.lowering.ir.ranges import interval

@@ -18,10 +18,10 @@ import sympy
 
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
-from precast.codegen.cpp.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
-from precast.codegen.cpp.segments import in_segments
+from precast.codegen.cpp.planning.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
+from precast.codegen.cpp.planning.segments import in_segments
+from precast.codegen.cpp.planning.windows import in_rows
 from precast.codegen.cpp.types import LIMITS
-from precast.codegen.cpp.windows import in_rows
 from precast.lowering.analysis.effects import index_expr, store_roots
 from precast.lowering.ir.index import numel
 from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Kernel, Reduce, Scan, Store, Value, operands, walk

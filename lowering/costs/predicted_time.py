@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from precast.lowering.analysis.chips import Chip
-from precast.lowering.analysis.work import Work
+from precast.lowering.costs.chips import Chip
+from precast.lowering.costs.work import Work
 
 
 @dataclass(frozen=True)

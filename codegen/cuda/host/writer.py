@@ -11,10 +11,10 @@ import sympy
 from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep
 from precast.codegen.common.torch_names import dtype_code
 from precast.codegen.cpp.types import storage
-from precast.codegen.cuda.library_calls import emit_library, writes_in_place
-from precast.codegen.cuda.rows_launch import Rows, rows_function
-from precast.codegen.cuda.shims import CUDA_SHIMS, ROWS_SHIMS
-from precast.codegen.cuda.templates import CUDA_PREPARE, CUDA_RUN, KERNEL_INFO, KERNELS, LITERALS, RUNTIME
+from precast.codegen.cuda.host.library_calls import emit_library, writes_in_place
+from precast.codegen.cuda.host.rows_launch import Rows, rows_function
+from precast.codegen.cuda.host.shims import CUDA_SHIMS, ROWS_SHIMS
+from precast.codegen.cuda.host.templates import CUDA_PREPARE, CUDA_RUN, KERNEL_INFO, KERNELS, LITERALS, RUNTIME
 from precast.codegen.host.shims import SymbolTable
 from precast.codegen.host.step_effects import may_draw, step_reads, step_writes
 from precast.codegen.host.writer import HostWriter, literal_words

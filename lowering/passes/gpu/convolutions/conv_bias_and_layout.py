@@ -18,7 +18,7 @@ from precast.lowering.ir.nodes import Alu, Buffer, Conv, Kernel, Load, Program, 
 from precast.lowering.ir.scalars import Op
 from precast.lowering.ir.substitution import shared_axis
 from precast.lowering.passes.fusion.library_loops import finish, in_compute_type
-from precast.lowering.passes.gpu.patch_conv_as_matmul import is_patch
+from precast.lowering.passes.gpu.convolutions.patch_conv_as_matmul import is_patch
 from precast.lowering.passes.layout.channels_last import channels_last, is_image
 from precast.lowering.passes.layout.planes import between_planes
 

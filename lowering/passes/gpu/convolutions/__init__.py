@@ -1,0 +1,1 @@
+"""GPU passes over convolutions: stems, patches, depthwise ones, and where their biases and the layout of their weights go."""
