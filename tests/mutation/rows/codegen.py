@@ -108,8 +108,8 @@ ROWS = (
     Mutant(
         "a folded extreme keeps the first NaN only",
         "codegen/cpp/reductions.py",
-        '({extra} != {extra} || {extra} {sign} {v}) ? {extra} : {v};")',
-        '({extra} {sign} {v}) ? {extra} : {v};")',
+        '{extra} = {extra} != {extra} ? {extra} : {extra}_{number};")',
+        '{extra} = {extra}_{number};")',
         f"{LOOPS}::test_windows_inside_a_reduction {REDUCTIONS}",
     ),
     Mutant(
