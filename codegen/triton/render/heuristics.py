@@ -140,11 +140,11 @@ def two_dimensional(part: Part, known: Mapping[str, Buffer]) -> Part:
 
 def _by_planes(part: Part) -> Part:
     """A pointwise part that reads several elements of one buffer for each plane (the taps of a window): its programs stay within a plane,
-    so that such an element is read once for all lanes.
+    so that such an element is read once for all lanes. What is read at run-time positions is another element for each lane.
     """
     axes = [a.symbol for a in part.x]
     own: dict[tuple[str, int], set[sympy.Expr]] = {}
-    for buffer, index in _indices(part):
+    for buffer, index in _loads(part):
         used = [n for n, s in enumerate(axes) if s in index.free_symbols]
         if used:
             own.setdefault((buffer, used[-1] + 1), set()).add(index)

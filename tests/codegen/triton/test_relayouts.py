@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from precast.codegen.triton.render.render import render
+from precast.codegen.triton.render.render import TritonKernel, render
 from precast.codegen.triton.render.tiling import power_of_two
 from precast.lowering.ir.nodes import Kernel
 from tests.codegen.triton.relayouts import planes, weight, weights
@@ -54,3 +54,24 @@ def test_short_lines_of_parts_of_a_launch_are_not_filled_up() -> None:
     (kernel,) = (s for s in program.steps if isinstance(s, Kernel))
     (launch,) = render(kernel, program.buffers)
     assert launch.tiling.rblock == power_of_two(4)
+
+
+def test_programs_stay_within_a_plane_where_its_taps_are_the_same_for_all_lanes() -> None:
+    """A depthwise convolution's weights are. The four neighbours that an enlarged image is made of lie at positions of each lane's own."""
+
+    def depthwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x, w, padding=1, groups=32).relu()
+
+    def enlarged(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+
+    image = torch.empty(8, 32, 64, 64)
+    (one,) = _launches(depthwise, image, torch.empty(32, 1, 3, 3))
+    assert one.tiling.xblock == 1 and int(one.grid) >= 8 * 32, "a program, or several, for each plane"
+    (other,) = _launches(enlarged, image)
+    assert other.tiling.xblock > 1, "lanes of all planes in a row"
+
+
+def _launches(fn: object, *inputs: torch.Tensor) -> tuple[TritonKernel, ...]:
+    program, _ = program_of(fn, inputs, schedule=True, target="cuda:sm_90")
+    return tuple(launch for step in program.steps if isinstance(step, Kernel) for launch in render(step, program.buffers))
