@@ -1,9 +1,10 @@
 """Split reductions for GPUs: long reductions over few rows run in two steps, and nested reductions become kernels of their own.
 
 A program of a kernel computes whole rows. Where rows are too few to keep memory busy each row is split into chunks: one kernel reduces
-each chunk, and the kernel itself then reduces the chunks' results. A mean with the squares about it, or a maximum with the exponentials
-beside it, is split as one: each chunk has a pair of its own, so that the row is read once for both. Where each point of a reduction (or
-scan) needs a long reduction of its own, a kernel before it computes the inner one.
+each chunk, and the kernel itself then reduces the chunks' results. Rows of which memory has only short runs in one piece (the channels of
+a group in a channels-last image) lie between one another: there chunks are of single columns, which lie side by side. A mean with the
+squares about it, or a maximum with the exponentials beside it, is split as one: each chunk has a pair of its own, so that the row is read
+once for both. Where each point of a reduction (or scan) needs a long reduction of its own, a kernel before it computes the inner one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ WRITTEN_OUT = 16
 
 PLACES = {ReduceOp.ARGMIN: ReduceOp.MIN, ReduceOp.ARGMAX: ReduceOp.MAX}
 FAR = (1 << 63) - 1
+MOST_RESULTS = 1024
+"""Results of the chunks of one row at most: a program reduces so many anew for a block of a row (`codegen/triton/render/heuristics.py`)."""
 
 Symbols = frozenset[sympy.Symbol]
 
@@ -77,6 +80,8 @@ class _Cut:
     place: dict[sympy.Symbol, Any]
     inside: tuple[tuple[Any, Size], ...]
     """`(position, extent)` of an axis that the chunks do not divide: points beyond the extent do not count."""
+    column: Axis | None = None
+    """The one of the chunks along which memory runs, and on into the next row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +162,7 @@ class _Splitter:
         assert cut is not None
         self.chunks.update(cut.chunks)
         outer = self._outer(value, free)
-        axes = (*cut.chunks, *outer) if self._neighbours(value) > 1 else (*outer, *cut.chunks)
-        place = self._place(axes, cut)
+        place = self._place(self._in_order(value, cut, outer), cut)
         if value.op in PLACES:
             return {value: self._first_place(value, cut, place)}
         item = place.at(value.value)
@@ -170,6 +174,14 @@ class _Splitter:
             if pair.first is value:
                 found[pair.second] = self._second(pair, cut, place, (item, part, load, whole))
         return found
+
+    def _in_order(self, value: Reduce, cut: _Cut, outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """The axes of the chunks' results, neighbours in memory last."""
+        run = self._short_run(value, outer)
+        if cut.column is not None and run is not None:
+            pieces = tuple(a for a in cut.chunks if a is not cut.column)
+            return (*pieces, *(a for a in outer if a is not run[1]), run[1], cut.column)
+        return (*cut.chunks, *outer) if self._neighbours(value) > 1 else (*outer, *cut.chunks)
 
     def _second(self, pair: Pair, cut: _Cut, place: _Place, first: tuple[Value, Value, Value, Value]) -> Value:
         """The second of a pair over the results of its chunks. `first`: of the first the item and the result of a chunk, in the chunks'
@@ -250,6 +262,9 @@ class _Splitter:
         outer = self._outer(value, free)
         rows = prod(hint(a.extent) for a in outer)
         points = prod(hint(a.extent) for a in value.axes)
+        run = self._short_run(value, outer)
+        if run is not None:
+            return self._cut_columns(value, run[0], rows, points)
         together = min(rows, self._neighbours(value))
         programs = max(1, rows // together)
         traits = self.traits
@@ -261,14 +276,52 @@ class _Splitter:
             return None
         return _cut_axes(value.axes, wanted)
 
-    def _pays(self, value: Reduce, rows: int, points: int, programs: int, together: int) -> bool:
-        """Whether programs for whole rows would ask memory for so little at once that a second kernel is cheaper."""
+    def _cut_columns(self, value: Reduce, column: Axis, rows: int, points: int) -> _Cut | None:
+        """Into its columns, each of them in as many pieces as memory wants."""
+        traits, width = self.traits, int(column.extent)
+        itemsize = min((v.dtype.itemsize for v in walk(value.value) if isinstance(v, Load)), default=4)
+        if not self._pays(value, rows, points, rows, 1, min(1.0, width * itemsize / traits.sector)):
+            return None
+        together = min(rows * width, traits.line // itemsize)
+        wanted = min(traits.cut_programs * traits.processors * together // (rows * width), points // width * together // traits.cut_chunk)
+        wanted = min(wanted, MOST_RESULTS // width)
+        rest = tuple(a for a in value.axes if a is not column)
+        pieces = _cut_axes(rest, wanted) or _Cut((), rest, {}, ())
+        own = shared_axis(axis_symbol(f"column_{width}"), width)
+        return replace(pieces, chunks=(*pieces.chunks, own), place={**pieces.place, column.symbol: own.symbol}, column=own)
+
+    def _short_run(self, value: Reduce, outer: tuple[Axis, ...]) -> tuple[Axis, Axis] | None:
+        """The reduction's axis along which memory runs, and the row's along which it runs on, where the first fills no line by itself."""
+        if value.op in PLACES or len(value.axes) < 2 or not outer:
+            return None
+        axes = (*value.axes, *outer)
+        found: set[tuple[Axis, Axis]] = set()
+        for load in walk(value.value):
+            if not isinstance(load, Load):
+                continue
+            strides = ix.coefficients(load.index, tuple(a.symbol for a in axes))
+            if strides is None:
+                return None
+            steps = [(a, n) for a, n in zip(axes, strides[1], strict=True) if a.extent != 1]
+            column = next((a for a, n in steps if n == 1), None)
+            row = None if column is None else next((a for a, n in steps if n == column.extent and a in outer), None)
+            if column is None or row is None or column not in value.axes or not isinstance(column.extent, int):
+                return None
+            if column.extent * load.dtype.itemsize >= self.traits.line:
+                return None
+            found.add((column, row))
+        return found.pop() if len(found) == 1 else None
+
+    def _pays(self, value: Reduce, rows: int, points: int, programs: int, together: int, used: float = 1.0) -> bool:
+        """Whether programs for whole rows would ask memory for so little at once that a second kernel is cheaper. `used`: the share of
+        what memory hands out that such a program needs.
+        """
         traits = self.traits
         width = sum({(v.buffer, v.index): v.dtype.itemsize for v in walk(value.value) if isinstance(v, Load)}.values())
         step = points if together == 1 and points <= traits.row_points else min(points * together, traits.step_points)
         at_once = step * max(width, 1) * programs
         full = rows * points * max(width, 1) / traits.memory_rate
-        share = min(1.0, at_once / traits.bytes_in_flight)
+        share = min(1.0, at_once / traits.bytes_in_flight) * used
         return full / share > traits.cut_gain * (full + traits.second_launch)
 
     def _neighbours(self, value: Reduce) -> int:

@@ -187,7 +187,8 @@ class Layout:
         where = dimensions(buffer, index, mask, extents)
         if where is None:
             return None
-        moved: sympy.Expr = ix.affine(0, tuple(zip(last_strides(buffer.size), (where[d] for d in dims), strict=True)))
+        whole = ix.affine(0, tuple(zip(last_strides(buffer.size), (where[d] for d in dims), strict=True)))
+        moved: sympy.Expr = ix.simplify(whole, extents)  # rows and columns may be one axis of the kernel
         return moved
 
 

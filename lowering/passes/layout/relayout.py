@@ -30,7 +30,8 @@ class Move:
         where = dimensions(plain, index, mask, extents)
         if where is None:
             return None
-        found: sympy.Expr = ix.affine(self.offset, tuple(zip(self.stride, (where[d] for d in ix.symbols(len(self.size))), strict=True)))
+        whole = ix.affine(self.offset, tuple(zip(self.stride, (where[d] for d in ix.symbols(len(self.size))), strict=True)))
+        found: sympy.Expr = ix.simplify(whole, extents)  # what is apart in `where` may be one axis of the kernel
         return found
 
     def view(self, view: View) -> View | None:

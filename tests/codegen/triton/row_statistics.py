@@ -74,6 +74,18 @@ CASES: dict[str, Case] = {
     "layer norm of bfloat16": Case(lambda a: F.layer_norm(a, (257,)), lambda: (_normal(3, 257, dtype=torch.bfloat16),), 2**-7),
     "group norm": Case(lambda a, w, b: F.silu(F.group_norm(a, 3, w, b)), lambda: (_normal(2, 6, 5, 11, mean=9.0), _normal(6), _normal(6))),
     "group norm, channels last": Case(lambda a: F.group_norm(a, 3), lambda: (_channels_last(2, 6, 5, 11),)),
+    "group norm, channels last, half": Case(lambda a: F.group_norm(a, 8), lambda: (_channels_last(1, 32, 9, 31).half(),), 2**-9),
+    "group norm of a convolution": Case(
+        lambda a, w, b: F.silu(F.group_norm(F.conv2d(a, w, b, padding=1), 4)),
+        lambda: (_normal(2, 5, 13, 9), _normal(16, 5, 3, 3), _normal(16, mean=9.0)),
+    ),
+    "group norm between convolutions": Case(
+        lambda a, w, v: F.conv2d(F.group_norm(F.conv2d(a, w), 4), v),
+        lambda: (_normal(1, 5, 13, 9), _normal(16, 5, 3, 3), _normal(4, 16, 1, 1)),
+    ),
+    "sum about columns": Case(lambda a: a.sum((0, 2)), lambda: (_normal(133, 5, 4),)),
+    "logsumexp about columns": Case(lambda a: a.logsumexp((0, 2)), lambda: (_normal(61, 5, 6, deviation=30.0),)),
+    "largest about columns": Case(lambda a: a.amax((1, 3)), lambda: (_normal(3, 41, 5, 4, dtype=torch.bfloat16),)),
     "instance norm": Case(lambda a: F.instance_norm(a), lambda: (_normal(2, 3, 9, 13, mean=5.0),)),
     "batch norm": Case(lambda a: F.batch_norm(a, None, None, training=True).relu(), lambda: (_normal(5, 3, 7, 9, mean=5.0),)),
     "batch norm, channels last": Case(lambda a: F.batch_norm(a, None, None, training=True), lambda: (_channels_last(5, 3, 7, 9),)),

@@ -100,6 +100,21 @@ def test_what_is_normalised_in_columns_runs_in_the_order_of_memory() -> None:
     assert launch.entry.startswith("pointwise_")
 
 
+@pytest.mark.parametrize("channels", [128, 512])
+def test_groups_of_a_channels_last_image_are_read_in_whole_lines(channels: int) -> None:
+    """Statistics in one pass over single channels, which lie side by side, and many programs; also behind a convolution."""
+
+    def program(a: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(F.silu(F.group_norm(torch.conv2d(a, w, padding=1), 32)), v)
+
+    made = kernels(program, *(empty(*n, dtype=torch.half) for n in ((1, 64, 256, 256), (channels, 64, 3, 3), (8, channels, 1, 1))))
+    (statistics, (launch,)) = next(
+        (k, launches) for k, launches in made if any(isinstance(v, Reduce) for s in k.stores for v in walk(s.value))
+    )
+    assert len(statistics.stores) == 2 and loads(launch.source) == 1
+    assert launch.tiling.xblock * 2 >= 128 and int(launch.grid) >= 256
+
+
 def test_cuts_follow_the_device() -> None:
     program = program_of(lambda a: a.sum(-1), (empty(400, 1 << 16),), schedule=True, target="cuda:sm_90")[0]
     assert gpu_reductions(program, SM_90).steps == program.steps
