@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from precast.codegen.cpu.tuning import Chooser
 from precast.codegen.cuda import pipeline
 from precast.codegen.cuda.tuning import CudaChooser
 from precast.compiling.build_graph import options_of
-from precast.lowering.analysis.traits import ARCHITECTURES, ASSUMED, SM_90, Traits, traits_of
+from precast.lowering.analysis.traits import ARCHITECTURES, ASSUMED, BEFORE_HOPPER, SM_90, Traits, traits_of
 from precast.lowering.ir.nodes import Gemm, Program
 from precast.lowering.lower import lower
 from precast.lowering.options import LoweringOptions
@@ -148,7 +148,9 @@ def test_options_are_read_at_one_door() -> None:
 
 def test_traits_by_target() -> None:
     assert traits_of("cuda:sm_90") is SM_90 is ARCHITECTURES["sm_90"]
-    assert traits_of("cuda:sm_80") is traits_of("cuda:ptx_80") is ASSUMED
+    assert traits_of("cuda:sm_80") is traits_of("cuda:ptx_80") is BEFORE_HOPPER
+    assert BEFORE_HOPPER == replace(ASSUMED, vector_updates=False), "updates of several floats at once came with Hopper"
+    assert traits_of("cuda:sm_100") is ASSUMED
     assert ASSUMED == SM_90, "no other architecture was measured: their code is Hopper's"
 
 
