@@ -8,9 +8,9 @@ from typing import Any
 
 import sympy
 
-from precast.codegen.common.step_records import StepRecord
 from precast.codegen.common.toolchain import find_compiler
 from precast.codegen.common.torch_names import torch_name
+from precast.lowering.costs.records import StepRecord
 from precast.lowering.ir.nodes import Program, Size
 
 

@@ -14,27 +14,20 @@ UNCOUNTED = 1 << 20
 """Bytes that a peak may grow by in any case: what a launch more costs is dearer than so little memory."""
 
 
-def alive_at(program: Program) -> list[list[str]]:
-    """At each step, the buffers that the steps have written and that are used then or later; what they share is left out of account."""
+def _own(program: Program) -> dict[str, tuple[int, int]]:
+    """The first and the last step at which each buffer of the device is there that the program's steps write."""
     given = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
-    device = {b.name for b in program.buffers if not b.on_cpu}
-    found: list[list[str]] = [[] for _ in program.steps]
-    for name, (first, last) in lifetimes(program).items():
-        if name not in given and name in device:
-            for position in range(first, min(last + 1, len(found))):
-                found[position].append(name)
-    return found
+    given |= {b.name for b in program.buffers if b.on_cpu}
+    return {name: (first, min(last, len(program.steps) - 1)) for name, (first, last) in lifetimes(program).items() if name not in given}
 
 
 def alive_bytes(program: Program) -> list[int]:
-    """At each step, the bytes of those buffers."""
-    given = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
-    size = {b.name: 0 if b.on_cpu else nbytes_hint(b) for b in program.buffers}
+    """At each step, the bytes of the buffers that are used then or later; what they share is left out of account."""
+    size = {b.name: nbytes_hint(b) for b in program.buffers}
     change = [0] * (len(program.steps) + 1)
-    for name, (first, last) in lifetimes(program).items():
-        if name not in given:
-            change[first] += size[name]
-            change[min(last + 1, len(program.steps))] -= size[name]
+    for name, (first, last) in _own(program).items():
+        change[first] += size[name]
+        change[last + 1] -= size[name]
     return list(accumulate(change))[:-1]
 
 

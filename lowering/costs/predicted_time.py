@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from precast.lowering.costs.chips import Chip
-from precast.lowering.costs.work import Work
+from precast.lowering.costs.records import StepRecord, Work
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,15 @@ def reuse_distances(steps: Sequence[Work], places: Mapping[str, Hashable] | None
             for name in (*step.read, *step.written):
                 last[own.get(name, name)] = touched - step.bytes // 2
     return found
+
+
+def predictions(records: Sequence[StepRecord], chip: Chip) -> tuple[Predicted, ...]:
+    """Of all steps of one graph, which is called again and again. Buffers at one place of the workspace are the same memory. Convolutions
+    in float32 are taken to round to TF32 where the chip has it: so they do by torch's defaults.
+    """
+    places = {name: ("workspace", offset) for record in records for name, (offset, _) in record.places.items()}
+    distances = reuse_distances(records, places)
+    return tuple(predicted(record, chip, far, tf32="conv" in record.name) for record, far in zip(records, distances, strict=True))
 
 
 __all__ = ["Predicted", "predicted", "reuse_distances"]

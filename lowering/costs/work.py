@@ -5,7 +5,6 @@ roofline model, Williams, Waterman and Patterson, 2009). What a kernel reads or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from precast.lowering.analysis.dependencies import nbytes_hint
 from precast.lowering.analysis.effects import index_expr, store_roots, views, writes
 from precast.lowering.analysis.matmul_patterns import product_of
+from precast.lowering.costs.records import Work
 from precast.lowering.ir.nodes import (
     Alu,
     Attention,
@@ -40,25 +40,6 @@ from precast.lowering.ir.sizes import hint
 
 _WEIGHTS = {Op.DIV: 3, Op.SQRT: 3, Op.RSQRT: 3, Op.FLOORDIV: 3, Op.TRUNCDIV: 3, Op.MOD: 3, Op.REM: 3}
 _TRANSCENDENTAL = 8
-
-
-@dataclass(frozen=True)
-class Work:
-    """`read`, `written`: bytes by buffer. `operations`: of a product or a convolution, multiplications and additions; of a kernel, simple
-    operations on elements, where a division or a root counts as 3 and a transcendental function as 8; None where it is not known, as of
-    an operator that torch has no formula of. `arithmetic`: the dtype of the operands ("bf16"); `products`: whether it is a product of
-    matrices or a convolution. Sizes that vary count as they were in the traced call.
-    """
-
-    read: Mapping[str, int]
-    written: Mapping[str, int]
-    operations: int | None
-    arithmetic: str
-    products: bool = False
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.read.values()) + sum(self.written.values())
 
 
 def work_of(step: Step, buffers: Mapping[str, Buffer]) -> Work:

@@ -17,12 +17,12 @@ from precast.artifact_store.format.records import AutogradRecord
 from precast.capture.aten.joint.recorded_graphs import restride
 from precast.codegen import CompiledGraph, backend_of
 from precast.codegen.common.options import CodegenOptions, CompileContext
-from precast.codegen.common.step_records import STEPS, StepRecord, to_json
 from precast.codegen.common.toolchain import CompilerMissing, CompilerStopped
 from precast.compiling.exclusive import part
 from precast.compiling.observers import lowerings
 from precast.compiling.subgraphs import build_parts
 from precast.lowering.analysis.traits import traits_of
+from precast.lowering.costs.records import STEPS, StepRecord, to_json
 from precast.lowering.ir.sizes import Unsupported
 from precast.lowering.ir.text import program_text
 from precast.lowering.lower import lower

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 
 _ON_HOST, _ON_DEVICE = (128 << 20, 1024, 1), (1 << 30, 8192, 5)
 """Bytes of a copy, side of a product's matrices, runs between two readings of the clock."""

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from precast.artifact_store import GraphRecord, Manifest, Store
 from precast.building.build_file import Loaded
-from precast.codegen.common.predictions import predictions
-from precast.codegen.common.step_records import STEPS, StepRecord, from_json
 from precast.lowering.costs.chips import Chip
+from precast.lowering.costs.predicted_time import predictions
+from precast.lowering.costs.records import STEPS, StepRecord, from_json
 from precast.profiling.chip_rates import chip_here
 from precast.profiling.marks import Recorder, Run
 from precast.profiling.peaks import Peaks, wait

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from precast.artifact_store import GraphRecord, Store
-from precast.codegen.common.step_records import STEPS, StepRecord, from_json
+from precast.lowering.costs.records import STEPS, StepRecord, from_json
 from precast.report.page.memory import Memory, over_time
 from precast.report.page.schedule_parts import parsed
 from precast.report.units import human_size

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 import torch.fx
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)\n?([^\n]*)')
 _TORCH = os.path.dirname(torch.__file__) + os.sep

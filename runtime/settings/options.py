@@ -26,6 +26,8 @@ class Option:
     changes_key: bool = True
     choices: tuple[Any, ...] = ()
     instead: str = ""
+    least: float | None = None
+    """The least number that is allowed; no option takes an infinite one, or NaN."""
 
 
 _TABLE = (
@@ -81,6 +83,7 @@ _TABLE = (
         0.1,
         "The share of a graph's peak of memory that may be added to it for speed: by kernels that run early to share a launch, and by "
         "values that are computed once and kept. (Some 5 MiB are always allowed.)",
+        least=0,
     ),
     Option(
         "max_autotune",
@@ -96,6 +99,7 @@ _TABLE = (
         "Seconds of one graph's compile that max_autotune may measure for; what is expected to take longest is measured first, and what is "
         "left takes the default. 0: as long as it takes.",
         changes_key=False,
+        least=0,
     ),
     Option(
         "sanitize",
@@ -334,8 +338,8 @@ def _checked(option: Option, value: Any) -> Any:
         return _checked_filter(value)
     if type(value) is not option.type:
         raise OptionError(f"option {option.name!r} wants {option.type.__name__}, got {type(value).__name__} ({value!r})")
-    if option.name == "memory_growth" and isinstance(value, float) and not 0 <= value < math.inf:
-        raise OptionError(f"option 'memory_growth' wants a share, 0 or more, got {value!r}")
+    if option.least is not None and isinstance(value, int | float) and not option.least <= value < math.inf:
+        raise OptionError(f"option {option.name!r} wants a number, {option.least} or more, got {value!r}")
     if option.choices and value not in option.choices:
         raise OptionError(f"option {option.name!r}: {value!r} is not one of {', '.join(map(repr, option.choices))}")
     if option.name == "sanitize" and value and not hasattr(ctypes.CDLL(None), "__asan_init"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.metadata
 import sys
 
 from precast.runtime.common.supported_torch import minor_of
@@ -13,7 +15,12 @@ LOWERING_VERSION = "26"
 
 @functools.cache
 def torch_minor() -> str:
-    """torch's version as manifests hold it: "2.13"."""
+    """torch's version as manifests hold it: "2.13". Where torch is not imported, what is installed says it: commands about stores start
+    without waiting for torch.
+    """
+    if "torch" not in sys.modules:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # torch from a source tree: it has to be asked itself
+            return minor_of(importlib.metadata.version("torch"))
     import torch
 
     return minor_of(torch.__version__)

@@ -8,12 +8,10 @@ import random
 
 import pytest
 
-from precast.codegen.common.predictions import predictions
-from precast.codegen.common.step_records import StepRecord
 from precast.lowering.costs.chip_records import CHIPS, STANDS_FOR, chip_of
 from precast.lowering.costs.chips import Chip, Curve, from_data, to_data
-from precast.lowering.costs.predicted_time import predicted, reuse_distances
-from precast.lowering.costs.work import Work
+from precast.lowering.costs.predicted_time import predicted, predictions, reuse_distances
+from precast.lowering.costs.records import StepRecord, Work
 
 MEGABYTE = 10**6
 CHIP = Chip(

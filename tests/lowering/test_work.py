@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from precast.lowering.costs.work import Work, work_of
+from precast.lowering.costs.records import Work
+from precast.lowering.costs.work import work_of
 from precast.lowering.ir.index import contiguous_strides
 from precast.lowering.ir.nodes import Buffer, Extern, View
 from precast.lowering.ir.scalars import DType

@@ -159,6 +159,26 @@ print(sorted({"torch", "sympy", "triton"} & set(sys.modules)))
     assert _run(code, PRECAST_STORE=str(tmp_path)) == "[]"
 
 
+def test_what_an_artifact_is_shows_without_torch(tmp_path: Path) -> None:
+    """Its peak of memory and its steps' expected times, too: these are read from records."""
+    build = """
+import torch, precast
+print(precast.precompile(precast.compile(lambda x: (x.t() + 1).softmax(-1), name="shown"), [((torch.ones(70, 90),), {})]).ok)
+"""
+    assert _run(build, PRECAST_STORE=str(tmp_path)) == "True"
+    code = """
+import json, sys
+from click.testing import CliRunner
+from precast.cli.main import main
+(one,) = json.loads(CliRunner().invoke(main, ["ls", "--json"]).output)
+for more, said in (([], "shown"), (["--json"], "peak"), (["--steps", "--chip", "NVIDIA H200"], "kernel")):
+    result = CliRunner().invoke(main, words := ["show", one["id"], *more])
+    assert result.exit_code == 0 and said in result.output, (words, result.output)
+print(sorted({"torch", "sympy", "triton"} & set(sys.modules)))
+"""
+    assert _run(code, PRECAST_STORE=str(tmp_path)) == "[]"
+
+
 def test_importing_torch_and_the_runtime_brings_no_tracer() -> None:
     code = f"""
 import sys, torch

@@ -81,7 +81,8 @@ class _Cut:
     inside: tuple[tuple[Any, Size], ...]
     """`(position, extent)` of an axis that the chunks do not divide: points beyond the extent do not count."""
     column: Axis | None = None
-    """The one of the chunks along which memory runs, and on into the next row."""
+    """The one of the chunks along which memory runs, and on into the next row, `row`."""
+    row: Axis | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,10 +178,9 @@ class _Splitter:
 
     def _in_order(self, value: Reduce, cut: _Cut, outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
         """The axes of the chunks' results, neighbours in memory last."""
-        run = self._short_run(value, outer)
-        if cut.column is not None and run is not None:
-            pieces = tuple(a for a in cut.chunks if a is not cut.column)
-            return (*pieces, *(a for a in outer if a is not run[1]), run[1], cut.column)
+        if cut.column is not None and cut.row is not None:
+            last = (cut.row, cut.column)
+            return (*(a for a in (*cut.chunks, *outer) if a not in last), *last)
         return (*cut.chunks, *outer) if self._neighbours(value) > 1 else (*outer, *cut.chunks)
 
     def _second(self, pair: Pair, cut: _Cut, place: _Place, first: tuple[Value, Value, Value, Value]) -> Value:
@@ -264,7 +264,7 @@ class _Splitter:
         points = prod(hint(a.extent) for a in value.axes)
         run = self._short_run(value, outer)
         if run is not None:
-            return self._cut_columns(value, run[0], rows, points)
+            return self._cut_columns(value, run, rows, points)
         together = min(rows, self._neighbours(value))
         programs = max(1, rows // together)
         traits = self.traits
@@ -276,8 +276,9 @@ class _Splitter:
             return None
         return _cut_axes(value.axes, wanted)
 
-    def _cut_columns(self, value: Reduce, column: Axis, rows: int, points: int) -> _Cut | None:
+    def _cut_columns(self, value: Reduce, run: tuple[Axis, Axis], rows: int, points: int) -> _Cut | None:
         """Into its columns, each of them in as many pieces as memory wants."""
+        column, row = run
         traits, width = self.traits, int(column.extent)
         itemsize = min((v.dtype.itemsize for v in walk(value.value) if isinstance(v, Load)), default=4)
         if not self._pays(value, rows, points, rows, 1, min(1.0, width * itemsize / traits.sector)):
@@ -288,7 +289,7 @@ class _Splitter:
         rest = tuple(a for a in value.axes if a is not column)
         pieces = _cut_axes(rest, wanted) or _Cut((), rest, {}, ())
         own = shared_axis(axis_symbol(f"column_{width}"), width)
-        return replace(pieces, chunks=(*pieces.chunks, own), place={**pieces.place, column.symbol: own.symbol}, column=own)
+        return replace(pieces, chunks=(*pieces.chunks, own), place={**pieces.place, column.symbol: own.symbol}, column=own, row=row)
 
     def _short_run(self, value: Reduce, outer: tuple[Axis, ...]) -> tuple[Axis, Axis] | None:
         """The reduction's axis along which memory runs, and the row's along which it runs on, where the first fills no line by itself."""

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast.artifact_store import Manifest, Store
 from precast.artifact_store.format.text import many
 from precast.cli.output import Failure, Output
 from precast.cli.programs.chips import chip_for, chip_named
+from precast.lowering.costs.predicted_time import Predicted, predictions
+from precast.lowering.costs.records import STEPS, StepRecord, from_json
 from precast.report.units import human_size
-
-if TYPE_CHECKING:
-    from precast.codegen.common.step_records import StepRecord
-    from precast.lowering.costs.predicted_time import Predicted
 
 
 def print_steps(out: Output, store: Store, manifest: Manifest, chip_name: str | None) -> None:
     """Each graph's steps, the dearest first. Raises Failure where there are no records, or no chip is known."""
-    from precast.codegen.common.predictions import predictions
-    from precast.codegen.common.step_records import STEPS, from_json
-
     chip = chip_named(chip_name) or chip_for(manifest.target, here=False)
     if chip is None:
         raise Failure(f"what a chip of {manifest.target} does is not known: --chip names one, or a file of `precast rates`")

@@ -24,6 +24,7 @@ from precast.cli.output import (
 from precast.cli.programs.chips import chip_option
 from precast.cli.store.predicted_steps import print_steps
 from precast.report.kernel_images import images
+from precast.report.peak import peak_of
 from precast.report.recorded import kept, steps
 from precast.report.signers import signers_data, signers_text
 from precast.report.units import human_age, human_size
@@ -119,8 +120,6 @@ def find(store: Store, prefix: str) -> Manifest:
 
 def overview(store: Store, manifest: Manifest) -> Iterator[str]:
     """The artifact on one screen."""
-    from precast.report.peak import peak_of  # imports torch, which the other commands do without
-
     versions = manifest.versions
     created = store.made_at(manifest)
     yield f"artifact   {manifest.artifact_id}"
@@ -195,8 +194,6 @@ def print_source(out: Output, store: Store, manifest: Manifest) -> None:
 
 def _record(store: Store, manifest: Manifest) -> dict[str, Any]:
     """The whole artifact for --json."""
-    from precast.report.peak import peak_of
-
     sources: dict[str, dict[str, str | None]] = {}
     for name, graph in manifest.graphs.items():
         blobs = {role: store.blob(graph.blobs[role]) for role in SOURCES if role in graph.blobs}

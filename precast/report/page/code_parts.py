@@ -10,7 +10,7 @@ from typing import Any
 from pygments.lexers import CppLexer, PythonLexer
 from pygments.token import Comment, Keyword, Literal, Name, Number, String
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 
 _FUNCTION = re.compile(r"^(?:static\s[^;=(]*?(?:__attribute__\(\(.*?\)\)[^;=(]*?)?\b(?!__attribute__)(\w+)\s*\(|def\s+(\w+)\s*\()")
 _BEFORE = ("//", "#", "@", "template", "__attribute__")

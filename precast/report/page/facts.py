@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from precast.artifact_store import GraphRecord, Manifest, Store
-from precast.codegen.common.predictions import predictions
-from precast.codegen.common.step_records import STEPS, StepRecord, from_json
 from precast.lowering.costs.chips import Chip
-from precast.lowering.costs.predicted_time import Predicted
+from precast.lowering.costs.predicted_time import Predicted, predictions
+from precast.lowering.costs.records import STEPS, StepRecord, from_json
 from precast.report.page.code_parts import functions_called, functions_of, host_lines
 from precast.report.page.graphs import drawings, title
 from precast.report.page.guard_words import guard_kinds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 from precast.report.page.folding import Repeat, repeats
 from precast.report.page.layout import Drawing, drawn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 
 
 @dataclass(frozen=True)

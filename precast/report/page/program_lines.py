@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 
 AROUND = 2
 _SOURCE = re.compile(r"(?P<file>.*?):(?P<line>\d+) in (?P<function>[^:]+?)(?:: (?P<code>.*))?", re.S)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 
 _BUFFER = re.compile(r"  (\w+): (\w+\[[^\]]*\])(?: stride \[[^\]]*\])?(.*)")
 _RESULT = re.compile(r"(?:^return |, )(\w+)(?:\+[^\[\s]+)?\[")

@@ -12,17 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import precast
-from precast.codegen import compile_program
-from precast.codegen.common.options import CodegenOptions
 from precast.codegen.cpu import library_calls, panel_gemm, tuning
 from precast.codegen.cpu.panel_gemm import panel_fits
 from precast.codegen.cpu.tuning import Chooser, gemm_candidates
-from precast.lowering.ir.nodes import Buffer, Gemm, View
-from precast.lowering.pipeline import schedule
-from tests.codegen.loader import Loaded
-from tests.codegen.programs import buffer, program, view
-
-TARGETS = ["cpu:native", "cpu:x86-64-v3", "cpu:x86-64-v2"]
+from precast.lowering.ir.nodes import View
+from tests.codegen.cpu.products import TARGETS, build, product, relative_error
 
 
 @pytest.fixture
@@ -30,30 +24,6 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every race in which this code takes part is won by it."""
     monkeypatch.setattr(Chooser, "pick", lambda self, key, candidates, default: "panel" if " panels" in key else default)
     monkeypatch.setattr(Chooser, "races_panels", lambda self, packed: True)
-
-
-def product(m: int, k: int, n: int, transposed: bool = True, **more: Any) -> tuple[Gemm, dict[str, Buffer]]:
-    """x[m, k] times the transposed w[n, k], or w[k, n]."""
-    inputs = [
-        buffer("x", (m, k)),
-        buffer("w", (n, k) if transposed else (k, n)),
-        buffer("b", (n,)),
-        buffer("r", (m, n)),
-        buffer("o", (m, n)),
-    ]
-    weight = View("w", (k, n), (1, k) if transposed else (n, 1))
-    return Gemm(view(inputs[0]), weight, more.pop("bias", None), "o", **more), {b.name: b for b in inputs}
-
-
-def build(step: Gemm, buffers: dict[str, Buffer], target: str = "cpu:native") -> Loaded:
-    *inputs, out = buffers.values()
-    compiled = compile_program(schedule(program(inputs, [out], [step]), target), target, CodegenOptions(measure=False))
-    assert "namespace panel" in compiled.kernel_source
-    return Loaded(compiled.library)
-
-
-def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got - want).abs().max() / want.abs().max())
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -65,7 +35,7 @@ def test_against_float64_at_random_sizes(ours: None, target: str) -> None:
         x, w, b, r = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
         want = x.double() @ w.double().t() + b
         weight = w if transposed else w.t().contiguous()
-        assert relative_error(build(step, buffers, target)(x, weight, b, r)[0], want) < 4e-6, (m, k, n, transposed)
+        assert relative_error(build(step, buffers, "panel", target)(x, weight, b, r)[0], want) < 4e-6, (m, k, n, transposed)
 
 
 EXACT: dict[str, Any] = {
@@ -86,7 +56,7 @@ def test_what_follows(ours: None, activation: str) -> None:
     x[3, 5], x[4, 5], x[5, 5] = float("nan"), float("inf"), -float("inf")
     sums = x.double() @ w.double().t() + b
     want = EXACT[activation](sums) + r if order == "after" else EXACT[activation](sums + r)
-    torch.testing.assert_close(build(step, buffers)(x, w, b, r)[0], want.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(build(step, buffers, "panel")(x, w, b, r)[0], want.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_the_same_bits_whatever_the_rows_and_threads(ours: None) -> None:
@@ -97,7 +67,7 @@ def test_the_same_bits_whatever_the_rows_and_threads(ours: None) -> None:
         found = []
         for rows, count in ((300, 1), (300, 3), (37, 2)):
             torch.set_num_threads(count)
-            loaded = build(*product(rows, k, n, bias=View("b", (n,), (1,))))
+            loaded = build(*product(rows, k, n, bias=View("b", (n,), (1,))), "panel")
             found.append(loaded(x[:rows], w, b, torch.zeros(rows, n))[0])
     finally:
         torch.set_num_threads(threads)

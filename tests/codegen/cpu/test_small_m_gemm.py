@@ -19,36 +19,17 @@ from precast.lowering.ir.nodes import Buffer, Gemm, View
 from precast.lowering.ir.scalars import DType
 from precast.lowering.lower import lower
 from precast.lowering.pipeline import schedule
+from tests.codegen.cpu.products import TARGETS, build, product, relative_error
 from tests.codegen.cpu.test_split_mkl_epilogues import _twice
 from tests.codegen.loader import Loaded
 from tests.codegen.programs import buffer, program, view
 from tests.ops.symbolic import trace_symbolic
-
-TARGETS = ["cpu:native", "cpu:x86-64-v3", "cpu:x86-64-v2"]
 
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every race is won by our own code, where it takes part."""
     monkeypatch.setattr(Chooser, "pick", lambda self, key, candidates, default: "own" if "few rows" in key else default)
-
-
-def product(m: int, k: int, n: int, **more: Any) -> tuple[Gemm, dict[str, Buffer]]:
-    """x[m, k] times the transposed w[n, k]."""
-    inputs = [buffer("x", (m, k)), buffer("w", (n, k)), buffer("b", (n,)), buffer("r", (m, n)), buffer("o", (m, n))]
-    step = Gemm(view(inputs[0]), View("w", (k, n), (1, k)), more.pop("bias", None), "o", **more)
-    return step, {b.name: b for b in inputs}
-
-
-def build(step: Gemm, buffers: dict[str, Buffer], target: str = "cpu:native") -> Loaded:
-    *inputs, out = buffers.values()
-    compiled = compile_program(schedule(program(inputs, [out], [step]), target), target, CodegenOptions(measure=False))
-    assert "namespace few" in compiled.kernel_source
-    return Loaded(compiled.library)
-
-
-def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got - want).abs().max() / want.abs().max())
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -62,7 +43,7 @@ def test_against_float64_at_random_sizes(ours: None, target: str) -> None:
             continue
         x, w, b, r = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
         want = x.double() @ w.double().t() + (b if with_bias else 0)
-        assert relative_error(build(step, buffers, target)(x, w, b, r)[0], want) < 2e-6, (m, k, n)
+        assert relative_error(build(step, buffers, "few", target)(x, w, b, r)[0], want) < 2e-6, (m, k, n)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
@@ -75,7 +56,7 @@ def test_what_follows(ours: None, activation: str, residual: bool) -> None:
     x, w, b, r = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
     want = x.double() @ w.double().t() + b + (r if residual else 0)
     want = want if activation == "none" else getattr(F, activation)(want)
-    assert relative_error(build(step, buffers)(x, w, b, r)[0], want) < 2e-6
+    assert relative_error(build(step, buffers, "few")(x, w, b, r)[0], want) < 2e-6
 
 
 def test_what_follows_joins_the_kernel_behind_it(ours: None) -> None:
@@ -95,7 +76,7 @@ def test_strides_and_offsets(ours: None) -> None:
     step = Gemm(View("x", (m, k), (200, 1), 13), View("w", (k, n), (1, 300), 11), None, "o")
     a, weight = torch.randn(m, 200), torch.randn(20, 150)
     want = a[:, 13 : 13 + k].double() @ weight[: 2 * n : 2, 11 : 11 + k].double().t()
-    loaded = build(step, {b.name: b for b in (x, w, o)})
+    loaded = build(step, {b.name: b for b in (x, w, o)}, "few")
     assert relative_error(loaded(a, weight)[0], want) < 2e-6
 
 
@@ -107,7 +88,7 @@ def test_infinities_and_nan_as_eager(ours: None, target: str, value: float) -> N
     step, buffers = product(m, k, n)
     x, w, rest = torch.randn(m, k), torch.randn(n, k), (torch.randn(n), torch.randn(m, n))
     x[2, k - 1], x[3, 0], w[5, k - 2], w[8, 60] = value, value, value, value
-    (got,) = build(step, buffers, target)(x, w, *rest)
+    (got,) = build(step, buffers, "few", target)(x, w, *rest)
     torch.testing.assert_close(got, x @ w.t(), equal_nan=True, rtol=1e-4, atol=1e-4)
     assert got.isfinite().sum() == (m - 2) * (n - 2)
 
@@ -121,13 +102,13 @@ def test_the_same_bits_whatever_the_rows_and_threads(ours: None) -> None:
         found = []
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found += [build(step, buffers)(x, w, b, torch.zeros(32, n))[0] for _ in range(2)]
+            found += [build(step, buffers, "few")(x, w, b, torch.zeros(32, n))[0] for _ in range(2)]
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(found[0], other) for other in found)
     for m in (2, 3, 5, 9):
         few, these = product(m, k, n, bias=View("b", (n,), (1,)))
-        assert torch.equal(build(few, these)(x[:m], w, b, torch.zeros(m, n))[0], found[0][:m])
+        assert torch.equal(build(few, these, "few")(x[:m], w, b, torch.zeros(m, n))[0], found[0][:m])
 
 
 def test_any_number_of_rows_where_that_is_symbolic(ours: None) -> None:

@@ -18,9 +18,9 @@ import precast
 from precast.artifact_store import Store
 from precast.building.build_file import Loaded, ProgramSpec
 from precast.cli.main import main
-from precast.codegen.common.step_records import STEPS, StepRecord, from_json, to_json
 from precast.lowering.costs.chips import from_data as chip_from_data
 from precast.lowering.costs.chips import to_data
+from precast.lowering.costs.records import STEPS, StepRecord, from_json, to_json
 from precast.profiling.chip_rates import measured_chip
 from precast.profiling.marks import Lost, Recorder
 from precast.profiling.peaks import Peaks

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import precast
 from precast.artifact_store import Manifest, Predicate, Store
 from precast.cli.main import main
-from precast.codegen.common.step_records import STEPS, StepRecord, from_json
+from precast.lowering.costs.records import STEPS, StepRecord, from_json
 from precast.report.page.facts import Shown, facts
 from precast.report.page.guard_words import WORDS
 from precast.report.page.render import embedded, page
@@ -229,7 +229,7 @@ def test_a_large_graph_has_a_page_of_a_few_megabytes(tmp_path: Path) -> None:
         return StepRecord(kind="kernel", name=f"kernel{number}", how=f"kernel{number}", origins=names, sources=("a.py:1 in f: x",), **facts)
 
     from precast.artifact_store import BlobSet, GraphRecord
-    from precast.codegen.common.step_records import to_json
+    from precast.lowering.costs.records import to_json
     from tests.artifact_store.sample import make
 
     blobs = BlobSet()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from precast.codegen.common.step_records import StepRecord
+from precast.lowering.costs.records import StepRecord
 from precast.report.page.code_parts import functions_called, functions_of, host_lines
 from precast.report.page.folding import Repeat, repeats
 from precast.report.page.graphs import edges_of, folded, plain_name, representatives, title
@@ -213,7 +213,7 @@ def test_lines_of_files_that_changed_or_are_gone_stand_alone() -> None:
 def test_places_of_a_real_program_are_in_its_workspace(tmp_path: Any) -> None:
     import precast
     from precast.artifact_store import Store
-    from precast.codegen.common.step_records import STEPS, from_json, to_json
+    from precast.lowering.costs.records import STEPS, from_json, to_json
 
     store = Store.open(tmp_path / "store")
     compiled = precast.compile(lambda x, y: (x @ y).softmax(-1) @ y, store=store)

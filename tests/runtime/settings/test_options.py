@@ -255,8 +255,9 @@ def test_options_of_inductor_that_precast_lacks_say_why(name: str) -> None:
         ({"trace.graph": True}, "did you mean 'trace.graph_diagram'"),
         ({"something": 1}, "known: accumulated_recompile_limit, "),
         ({"max_autotune": 1}, "wants bool, got int"),
-        ({"memory_growth": -0.5}, "wants a share, 0 or more, got -0.5"),
-        ({"memory_growth": float("nan")}, "wants a share, 0 or more, got nan"),
+        ({"memory_growth": -0.5}, "wants a number, 0 or more, got -0.5"),
+        ({"memory_growth": float("nan")}, "wants a number, 0 or more, got nan"),
+        ({"max_autotune_seconds": -1}, "wants a number, 0 or more, got -1"),
         ({"dynamic": "maybe"}, "'maybe' is not one of 'auto', 'no', 'yes'"),
     ],
 )
