@@ -114,6 +114,8 @@ class _Splitter:
         self.kernel, self.traits = kernel, traits
         self.before: list[Kernel] = []
         self.fresh: list[Buffer] = []
+        self.names: dict[tuple[Axis, ...], Rewriter] = {}
+        """Names the bound axes of all that is computed over the same axes: it may become one kernel, where a name has one extent."""
         self.chunks: set[Axis] = set()
         """Axes over the results of chunks, which are not cut again."""
 
@@ -238,7 +240,8 @@ class _Splitter:
         stride = ix.contiguous_strides(size)
         dtype = value.dtype.compute
         self.fresh.append(Buffer(name, dtype, size, stride))
-        value = Rewriter((*place.own, *place.inner), {}).rewrite(value, Rewriter((), {}).env(()))  # canonical names of bound axes
+        names = self.names.setdefault(place.own, Rewriter(place.own, {}))
+        value = names.rewrite(value, names.env(()))
         target = ix.affine(0, tuple((s, a.symbol) for s, a in zip(stride, place.own, strict=True)))
         self._add(place.own, Store(name, target, value))
         return Load(name, ix.affine(0, tuple((s, a.symbol) for s, a in zip(stride, place.axes, strict=True))), dtype)

@@ -83,6 +83,10 @@ CASES: dict[str, Case] = {
         lambda a, w, v: F.conv2d(F.group_norm(F.conv2d(a, w), 4), v),
         lambda: (_normal(1, 5, 13, 9), _normal(16, 5, 3, 3), _normal(4, 16, 1, 1)),
     ),
+    "group norm of a group norm": Case(
+        lambda a, w, b: F.group_norm(F.silu(F.group_norm(a, 1, w, b)), 1), lambda: (_normal(1, 2, 3, 3), _normal(2), _normal(2))
+    ),
+    "layer norm of a softmax of a norm": Case(lambda a: F.layer_norm(F.layer_norm(a, (57,)).softmax(-1), (57,)), lambda: (_normal(3, 57),)),
     "sum about columns": Case(lambda a: a.sum((0, 2)), lambda: (_normal(133, 5, 4),)),
     "logsumexp about columns": Case(lambda a: a.logsumexp((0, 2)), lambda: (_normal(61, 5, 6, deviation=30.0),)),
     "largest about columns": Case(lambda a: a.amax((1, 3)), lambda: (_normal(3, 41, 5, 4, dtype=torch.bfloat16),)),
