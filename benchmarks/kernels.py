@@ -5,8 +5,9 @@
 Contenders take turns within one process; a time is the median of the rounds. On a GPU each contender is captured in a CUDA graph, so that
 only the device's time counts (rows that train are not). The floor is what the machine's measured rates allow for the bytes and products of
 the program (inputs read once, results written once; gradients: both passes). `--resume` keeps finished rows in a file, and a later run
-goes on with the others; `--seconds` ends a run after that long. `--jobs`: processes that compile rows side by side and take times one at
-a time, for a GPU whose host has cores to spare. Exit status 1: a result is further from float64 than it should be.
+goes on with the others; `--seconds` ends a run after that long. `--jobs`: processes that compile rows side by side, for a GPU whose host
+has cores to spare; while one of them takes times all others wait, so that nothing else is on the device.
+Exit status 1: a result is further from float64 than it should be.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +132,12 @@ def distance(found: Any, exact: Any) -> float:
 
 def floor(row: KernelRow, call: Call, inputs: Sequence[Any], program: Callable[..., Any], peaks: Any) -> float:
     """Seconds that the program takes at least at the machine's measured rates; gradients of products are twice the products' work."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        program(*inputs)
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter, torch.no_grad():
+            program(*inputs)
+    except AssertionError:  # torch 2.11 cannot count attention with fewer heads of keys than of queries: then bytes alone are the floor
+        counter = FlopCounterMode(display=False)
     results = tensors(call())
     given = [t for t in inputs if isinstance(t, torch.Tensor)]
     given += [p for p in program.parameters()] if isinstance(program, torch.nn.Module) else []
@@ -176,42 +182,75 @@ def in_turns(timed: Mapping[str, tuple[Call, int]], device: str, rounds: int) ->
     return times
 
 
-def measure(row: KernelRow, device: str, rounds: int, peaks: Any, alone: AbstractContextManager[Any]) -> dict[str, Any]:
-    """Median seconds by contender, their distances from float64, the floor; "error" where one failed. Times are taken within `alone`."""
-    with tempfile.TemporaryDirectory() as store:
-        calls, exact, inputs, program = contenders(row, device, store)
-        errors: dict[str, str] = {}
-        off: dict[str, float] = {}
+class Turns:
+    """Who may use the device: any number of processes that prepare rows, or one that takes times. What waits for times goes first."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self.changed = context.Condition()
+        self.preparing_, self.waiting, self.measuring_ = (context.RawValue("i", 0) for _ in range(3))
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        with self.changed:
+            self.changed.wait_for(lambda: not self.waiting.value and not self.measuring_.value)
+            self.preparing_.value += 1
         try:
-            want = exact()
-        except (RuntimeError, NotImplementedError):  # an operator that torch has no float64 form of
-            want = calls["eager"]()
-        for name in list(calls):
-            try:
-                for _ in range(2):
-                    results = calls[name]()
-                off[name] = distance(results, want)
-            except Exception as error:  # noqa: BLE001 - the row says so
-                errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-                del calls[name]
-        least = floor(row, calls["eager"], inputs, program, peaks)
-        timed = on_gpu(row, calls) if device != "cpu" else {name: (call, 1) for name, call in calls.items()}
-        with alone:
+            yield
+        finally:
+            with self.changed:
+                self.preparing_.value -= 1
+                self.changed.notify_all()
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        with self.changed:
+            self.waiting.value += 1
+            self.changed.wait_for(lambda: not self.preparing_.value and not self.measuring_.value)
+            self.waiting.value -= 1
+            self.measuring_.value = 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.measuring_.value = 0
+                self.changed.notify_all()
+
+
+def measure(row: KernelRow, device: str, rounds: int, peaks: Any, turns: Turns) -> dict[str, Any]:
+    """Median seconds by contender, their distances from float64, the floor; "error" where one failed."""
+    with tempfile.TemporaryDirectory() as store:
+        with turns.preparing():
+            timed, found = prepared(row, device, store, peaks)
+        with turns.measuring():
             times = in_turns(timed, device, rounds)
-        dtypes = [t.dtype for t in tensors(want)]
-        kind = next((t.dtype for t in inputs if isinstance(t, torch.Tensor) and t.dtype in DIFFERENCE), torch.float32)
-        narrowest = max((kind, *(d for d in dtypes if d in DIFFERENCE)), key=lambda d: DIFFERENCE[d])
-        far = off.get("precast", 0.0) > max(DIFFERENCE[narrowest], 2 * off["eager"])
         low, _, high = statistics.quantiles(times["precast"], n=4) if "precast" in times and rounds > 1 else (0.0, 0.0, 0.0)
-        return {
-            "row": row.label,
-            "seconds": {name: statistics.median(own) for name, own in times.items()},
-            "quartiles": [low, high],
-            "floor": least,
-            "difference": off,
-            "errors": errors,
-            "wrong": far,
-        }
+        return {**found, "seconds": {name: statistics.median(own) for name, own in times.items()}, "quartiles": [low, high]}
+
+
+def prepared(row: KernelRow, device: str, store: str, peaks: Any) -> tuple[dict[str, tuple[Call, int]], dict[str, Any]]:
+    """What is timed, and all that is known of the row without times."""
+    calls, exact, inputs, program = contenders(row, device, store)
+    errors: dict[str, str] = {}
+    off: dict[str, float] = {}
+    try:
+        want = exact()
+    except (RuntimeError, NotImplementedError):  # an operator that torch has no float64 form of
+        want = calls["eager"]()
+    for name in list(calls):
+        try:
+            for _ in range(2):
+                results = calls[name]()
+            off[name] = distance(results, want)
+        except Exception as error:  # noqa: BLE001 - the row says so
+            errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+            del calls[name]
+    least = floor(row, calls["eager"], inputs, program, peaks)
+    timed = on_gpu(row, calls) if device != "cpu" else {name: (call, 1) for name, call in calls.items()}
+    dtypes = [t.dtype for t in tensors(want)]
+    kind = next((t.dtype for t in inputs if isinstance(t, torch.Tensor) and t.dtype in DIFFERENCE), torch.float32)
+    narrowest = max((kind, *(d for d in dtypes if d in DIFFERENCE)), key=lambda d: DIFFERENCE[d])
+    far = off.get("precast", 0.0) > max(DIFFERENCE[narrowest], 2 * off["eager"])
+    return timed, {"row": row.label, "floor": least, "difference": off, "errors": errors, "wrong": far}
 
 
 def ratio(found: Mapping[str, Any]) -> float:
@@ -246,19 +285,19 @@ def summary(found: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-_ALONE: AbstractContextManager[Any] = nullcontext()
-"""In a worker the lock that all of them share."""
+_TURNS = Turns(multiprocessing.get_context("spawn"))
+"""Of this process alone, or in a worker of all of them."""
 
 
-def _in_worker(lock: Any) -> None:
-    global _ALONE
-    _ALONE = lock
+def _in_worker(turns: Turns) -> None:
+    global _TURNS
+    _TURNS = turns
     warnings.simplefilter("ignore")
 
 
 def _one(label: str, device: str, rounds: int, peaks: Any) -> dict[str, Any]:
     try:
-        return measure(ROWS[label], device, rounds, peaks, _ALONE)
+        return measure(ROWS[label], device, rounds, peaks, _TURNS)
     except Exception as error:  # noqa: BLE001 - the other rows go on, and the table says so
         return {"row": label, "failed": f"{type(error).__name__}: {str(error)[:200]}"}
     finally:
@@ -277,7 +316,7 @@ def results_of(labels: Sequence[str], given: argparse.Namespace, peaks: Any) -> 
         return
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the workers are the parallelism
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.jobs, context, _in_worker, (context.Lock(),)) as workers:
+    with ProcessPoolExecutor(given.jobs, context, _in_worker, (Turns(context),)) as workers:
         pending = [workers.submit(_one, label, given.device, given.rounds, peaks) for label in labels]
         left = None if math.isinf(given.seconds) else given.seconds
         try:

@@ -83,13 +83,14 @@ def _minilm() -> tuple[torch.nn.Module, Inputs]:
 
 
 def _normalised(model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
-    """With larger weights, and the statistics of these inputs in its batch norms: through dozens of layers as transformers makes them
-    values fade to denormals, with which no machine is quick."""
+    """With larger weights, scales of its batch norms about one, and the statistics of these inputs in them: through dozens of layers as
+    transformers makes them values fade to denormals, with which no machine is quick."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Conv2d):
             torch.nn.init.kaiming_normal_(layer.weight)
     norms = [layer for layer in model.eval().modules() if isinstance(layer, torch.nn.BatchNorm2d)]
     for norm in norms:
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
         norm.train().momentum = None  # the mean of all batches: of this one
     with torch.no_grad():
         model(**inputs)
