@@ -138,23 +138,28 @@ def reductions_in(value: Value) -> set[Reduce]:
     return {v for v in walk(value) if isinstance(v, Reduce)}
 
 
-def row_in_one_piece(kernel: Kernel, store: Store) -> bool:
-    """Whether what the store writes of one row, a point of the axes that its reductions depend on, has smaller strides than the rows."""
-    reductions = [v for v in walk(*store_roots(store)) if isinstance(v, Reduce)]
-    axes = kernel.axes if store.axes is None else store.axes
-    found = ix.coefficients(store.index, tuple(a.symbol for a in axes))
-    if found is None or not reductions:
-        return not reductions
+def rows_in_one_piece(kernel: Kernel) -> bool:
+    """Whether what each store writes of one row, a point of the axes that the kernel's reductions depend on, has smaller strides than the
+    rows. A store that needs no reduction counts, too: it would be written row by row with the others.
+    """
     named: set[sympy.Symbol] = set()
+    reductions = [v for v in walk(*(r for s in kernel.stores for r in store_roots(s))) if isinstance(v, Reduce)]
     for value in walk(*reductions):
         expr = index_expr(value)
         named |= set() if expr is None else expr.free_symbols
+    return not reductions or all(_in_one_piece(store, kernel.axes if store.axes is None else store.axes, named) for store in kernel.stores)
+
+
+def _in_one_piece(store: Store, axes: tuple[Axis, ...], rows: set[sympy.Symbol]) -> bool:
+    found = ix.coefficients(store.index, tuple(a.symbol for a in axes))
+    if found is None:
+        return not any(isinstance(v, Reduce) for v in walk(*store_roots(store)))
     strides = list(zip(axes, found[1], strict=True))
-    rows = [n for a, n in strides if a.symbol in named]
-    inside = [n for a, n in strides if a.symbol not in named]
-    if not rows or not inside:
+    between = [n for a, n in strides if a.symbol in rows]
+    inside = [n for a, n in strides if a.symbol not in rows]
+    if not between or not inside:
         return True
-    return all(isinstance(n, int) for n in (*rows, *inside)) and min(map(int, rows)) >= max(map(int, inside))
+    return all(isinstance(n, int) for n in (*between, *inside)) and min(map(int, between)) >= max(map(int, inside))
 
 
-__all__ = ["Pair", "joined", "pair_of", "pairs_of", "reductions_in", "row_in_one_piece", "within"]
+__all__ = ["Pair", "joined", "pair_of", "pairs_of", "reductions_in", "rows_in_one_piece", "within"]

@@ -10,7 +10,7 @@ from precast.lowering.analysis.dependencies import order_steps
 from precast.lowering.analysis.traits import traits_of
 from precast.lowering.options import LoweringOptions
 from precast.lowering.passes.fusion.fuse_rows import fuse_rows
-from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
+from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_results, fuse_siblings
 from precast.lowering.passes.fusion.join_parts import join_parts
 from precast.lowering.passes.gpu.attention_layout import heads_of_a_row_together
 from precast.lowering.passes.gpu.batch_kernels import gpu_batches
@@ -94,6 +94,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("hoist invariants", partial(hoist_invariants, growth=growth)),
         *products,
         ("gpu reductions", partial(gpu_reductions, traits=traits)),
+        ("fuse results", fuse_results),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
         ("small kernels first", partial(small_kernels_first, traits=traits, growth=growth)),

@@ -5,7 +5,7 @@ same point for all of the group.
 from __future__ import annotations
 
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.analysis.row_statistics import row_in_one_piece
+from precast.lowering.analysis.row_statistics import rows_in_one_piece
 from precast.lowering.ir.nodes import Kernel, Program, Reduce, walk
 from precast.lowering.passes.fusion.fusion import fuse
 
@@ -17,7 +17,7 @@ def fuse_rows(program: Program) -> Program:
     fused = fuse(program)
     before = {id(s) for s in program.steps}
     fresh = [s for s in fused.steps if isinstance(s, Kernel) and id(s) not in before and _reduces(s)]
-    return fused if fresh and all(row_in_one_piece(k, s) for k in fresh for s in k.stores) else program
+    return fused if fresh and all(rows_in_one_piece(k) for k in fresh) else program
 
 
 def _reduces(kernel: Kernel) -> bool:

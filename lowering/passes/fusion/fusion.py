@@ -55,6 +55,11 @@ def fuse_pointwise(program: Program) -> Program:
     return _fuse(program, pointwise_only=True)
 
 
+def fuse_results(program: Program) -> Program:
+    """Pointwise kernels once more, those whose result others need, too: what a later pass has made of kernels with reductions."""
+    return _fuse(program, pointwise_only=True, survivors=True)
+
+
 def fuse(program: Program) -> Program:
     """Producers into consumers, reductions included."""
     return _fuse(program, pointwise_only=False)
@@ -87,9 +92,10 @@ def _start(program: Program) -> tuple[KernelFacts, Fusion]:
     return facts, state
 
 
-def _fuse(program: Program, *, pointwise_only: bool) -> Program:
+def _fuse(program: Program, *, pointwise_only: bool, survivors: bool = False) -> Program:
+    """`survivors`: of pointwise kernels also those whose result is needed outside of the fused one."""
     facts, state = _start(program)
-    for sole in (True, False) if not pointwise_only else (True,):
+    for sole in (True, False) if survivors or not pointwise_only else (True,):
         for position in range(len(program.steps)):
             if state.owner[position] in state.groups:
                 _absorb(state, facts, state.owner[position], sole, pointwise_only)

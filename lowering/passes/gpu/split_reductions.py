@@ -18,7 +18,7 @@ import sympy
 
 from precast.lowering.analysis.effects import index_expr, store_roots
 from precast.lowering.analysis.rewrite_values import replace_values
-from precast.lowering.analysis.row_statistics import Pair, joined, pairs_of, row_in_one_piece, within
+from precast.lowering.analysis.row_statistics import Pair, joined, pairs_of, rows_in_one_piece, within
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.index import FloorDiv
@@ -137,8 +137,9 @@ class _Splitter:
         """The kernel, with what it makes of its chunks' results in a kernel before it where its rows are not in one piece of memory: then
         it runs over all points in memory's order.
         """
-        if all(row_in_one_piece(self.kernel, store) for store in self.kernel.stores):
+        if rows_in_one_piece(self.kernel):
             return self.kernel
+        self._results_of_rows_first()
         free = _free_symbols(self.kernel)
         whole: set[Value] = {v for v in _values(self.kernel) if isinstance(v, Reduce)}
         for value in _values(self.kernel):  # operands first
@@ -153,6 +154,28 @@ class _Splitter:
                 place = self._place(self._outer(value, free), None)
                 instead[value] = self._kept(place, place.at(value))
         return replace_values(self.kernel, instead)
+
+    def _results_of_rows_first(self) -> None:
+        """Moves stores of one element a row, the statistics themselves, to the kernel before this one."""
+        read = {v.buffer for v in _values(self.kernel) if isinstance(v, Load)}
+        written = [s.buffer for s in self.kernel.stores]
+        rows = {a for v in _values(self.kernel) if isinstance(v, Reduce) for a in self._outer(v, _free_symbols(self.kernel))}
+        kept: list[Store] = []
+        for store in self.kernel.stores:
+            axes = self.kernel.axes if store.axes is None else store.axes
+            plain = store.mode == "set" and not store.gathers and store.mask is None
+            if set(axes) <= rows and plain and store.buffer not in read and written.count(store.buffer) == 1:
+                self._store(self._place(axes, None), store)
+            else:
+                kept.append(store)
+        if kept:
+            self.kernel = replace(self.kernel, stores=tuple(kept))
+
+    def _store(self, place: _Place, store: Store) -> None:
+        """The old kernel's store, from a new kernel."""
+        names = self.names.setdefault(place.own, Rewriter(place.own, {}))
+        value = names.rewrite(place.at(store.value), names.env(()))
+        self._add(place.own, Store(store.buffer, sympy.sympify(store.index).xreplace(dict(place.items)), value))
 
     def _moved(self, value: Reduce, free: dict[Value, Symbols]) -> Value:
         """The reduction from a kernel of its own, over all axes that it depends on."""
@@ -284,7 +307,10 @@ class _Splitter:
         column, row = run
         traits, width = self.traits, int(column.extent)
         itemsize = min((v.dtype.itemsize for v in walk(value.value) if isinstance(v, Load)), default=4)
-        if not self._pays(value, rows, points, rows, 1, min(1.0, width * itemsize / traits.sector)):
+        used = min(1.0, width * itemsize / traits.sector)
+        if points / used <= traits.step_points:
+            used = 1.0  # a program holds the neighbouring rows that share a sector, as those of a pool's windows
+        if not self._pays(value, rows, points, rows, 1, used):
             return None
         together = min(rows * width, traits.line // itemsize)
         wanted = min(traits.cut_programs * traits.processors * together // (rows * width), points // width * together // traits.cut_chunk)

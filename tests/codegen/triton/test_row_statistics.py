@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -113,6 +114,31 @@ def test_groups_of_a_channels_last_image_are_read_in_whole_lines(channels: int) 
     )
     assert len(statistics.stores) == 2 and loads(launch.source) == 1
     assert launch.tiling.xblock * 2 >= 128 and int(launch.grid) >= 256
+
+
+def test_what_is_normalised_and_kept_is_written_in_the_order_of_memory() -> None:
+    """A residual block's sum, which the next block needs as it is: no kernel writes it row by row beside statistics, and what normalises it
+    writes it, too, rather than a kernel of its own that reads the images once more.
+    """
+
+    def program(a: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first = a + torch.conv2d(a, w, b, padding=1)
+        return first + torch.conv2d(F.silu(F.group_norm(first, 32)), w, b, padding=1)
+
+    made = kernels(
+        program, empty(1, 256, 128, 128, dtype=torch.half), empty(256, 256, 3, 3, dtype=torch.half), empty(256, dtype=torch.half)
+    )
+    images = [[s for s in k.stores if math.prod(int(a.extent) for a in s.axes or k.axes) == 256 * 128 * 128] for k, _ in made]
+    assert not any(isinstance(v, Reduce) for stores in images for s in stores for v in walk(s.value))
+    assert [len(stores) for stores in images] == [1, 0, 0, 2, 1]  # moved, chunks, statistics, kept and normalised, the last sum
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_windows_side_by_side_are_no_short_runs(rank: int) -> None:
+    """Windows that do not overlap look like groups of a channels-last image; but one program holds all that share a line of memory."""
+    pools = {2: (F.max_pool2d, F.adaptive_avg_pool2d), 3: (F.avg_pool3d, F.adaptive_max_pool3d)}[rank]
+    for pool, size in zip(pools, (2, 14), strict=True):
+        assert len(kernels(lambda a, pool=pool, size=size: pool(a, size), empty(64, 64, *[56] * rank))) == 1
 
 
 def test_cuts_follow_the_device() -> None:
