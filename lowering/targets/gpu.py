@@ -21,6 +21,7 @@ from precast.lowering.passes.gpu.convolutions.patch_conv_as_matmul import patche
 from precast.lowering.passes.gpu.convolutions.space_to_depth import space_to_depth
 from precast.lowering.passes.gpu.gemv_as_reduction import vector_products
 from precast.lowering.passes.gpu.library_epilogues import attach_gpu_epilogues
+from precast.lowering.passes.gpu.order_axes import reduced_axes_in_memory_order
 from precast.lowering.passes.gpu.pad_matmul_rows import roomy_rows
 from precast.lowering.passes.gpu.prologue_kernels_first import small_kernels_first
 from precast.lowering.passes.gpu.skinny_matmul_rule import shallow_products
@@ -93,6 +94,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("fuse siblings", partial(fuse_siblings, growth=growth, launches=True)),
         ("hoist invariants", partial(hoist_invariants, growth=growth)),
         *products,
+        ("reductions along memory", reduced_axes_in_memory_order),
         ("gpu reductions", partial(gpu_reductions, traits=traits)),
         ("fuse results", fuse_results),
         ("collapse axes", collapse_axes),

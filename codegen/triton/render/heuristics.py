@@ -42,6 +42,8 @@ PERSISTENT = 32768
 """Lanes of the longest row that stays in registers where it is used again; half of it where it is only reduced."""
 MOST_ODD = 8192
 """The same of rows that are no multiple of what a thread reads at once."""
+MOST_KEPT = 49152
+"""Elements of all rows that a program keeps at once: of a multiprocessor's 65,536 registers some are needed for addresses and sums."""
 
 MOST_ANEW, LEAST_ANEW = 1024, 2048
 """A program may reduce so many points anew for a block of a row, where rows have several blocks of at least so many."""
@@ -166,8 +168,8 @@ def spread(part: Part, traits: Traits) -> Part:
     short = all((static_product(size) or MOST_ANEW + 1) <= MOST_ANEW for size in sizes) and tuple(a.extent for a in tile) not in sizes
     short = short and not any(v.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX, ReduceOp.ANY, ReduceOp.ALL) for v in reductions)
     alone = all(s.mode == "set" for s in part.stores) and not {s.buffer for s in part.stores} & loaded(part.stores)
-    few = _count(part.x) < 4 * traits.processors and _count(tile) >= 2 * LEAST_ANEW
-    return replace(part, grid=True) if short and alone and few else part
+    few = _count(part.x) < 4 * traits.processors or sum(_count(v.axes) for v in reductions) * WARP <= LEAST_ANEW  # next to nothing a block
+    return replace(part, grid=True) if short and alone and few and _count(tile) >= 2 * LEAST_ANEW else part
 
 
 def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
@@ -192,13 +194,14 @@ def choose(part: Part, known: Mapping[str, Buffer], traits: Traits) -> Tiling:
         full = [a for a in accesses(part, known) if a.points == rows]
         if _windows(part, full):
             return _flat(rows, traits, WINDOWS)
-        return _flat(rows, traits, 512 if len(full) <= 2 else 256)
+        gathered = sum(isinstance(v, Load) and bool(v.gathers) for v in _values(part))
+        return _flat(rows, traits, 512 if len(full) + gathered <= 2 else 256)
     if any(isinstance(v, Reduce | Scan) for v in _values(part)) and _across(part, known):
         return _columns(rows, widest, part, known, traits)
     known_width = all(static_product((a.extent,)) is not None for a in _axes(part) if a not in part.x)
     again = any(set(s.axes or ()) - set(part.x) for s in part.stores) and any(isinstance(v, Reduce) for v in _values(part))
-    itemsize = max((a.itemsize for a in accesses(part, known) if a.points >= widest), default=4)
-    return _rows(rows, widest, itemsize, known_width, again, traits)
+    wide = [a for a in accesses(part, known) if a.points >= widest]
+    return _rows(rows, widest, max((a.itemsize for a in wide), default=4), _wide_loads(part, widest), known_width, again, traits)
 
 
 def _windows(part: Part, full: Sequence[Access]) -> bool:
@@ -316,28 +319,42 @@ def _blocks(part: Part) -> Tiling:
     return Tiling(1, persistent=MOST_ANEW, rblock=rblock, num_warps=max(1, rblock // 512))
 
 
-def _looped(rows: int, width: int, itemsize: int, again: bool, traits: Traits) -> Tiling:
+def _wide_loads(part: Part, widest: int) -> int:
+    """How many buffers have another element for each point of the widest rows."""
+    extents = {a.symbol: hint(a.extent) for a in _axes(part) if a not in part.x}
+    found: set[str] = set()
+    for value in _values(part):
+        if isinstance(value, Load):
+            used = sympy.sympify(value.index).free_symbols
+            if math.prod(n for s, n in extents.items() if s in used) >= widest:
+                found.add(value.buffer)
+    return len(found)
+
+
+def _looped(rows: int, width: int, itemsize: int, loads: int, again: bool, traits: Traits) -> Tiling:
     """Rows in loops: narrow programs where there are many, loads of several steps in flight where there are few. A row that is read `again`
-    should still be in the cache then: wide programs, of which few share a multiprocessor.
+    should still be in the cache then: wide programs, of which few share a multiprocessor, with several steps in flight, too.
     """
     lanes = power_of_two(width)
     rblock, warps = (2048, 8) if rows >= 8 * traits.processors else (4096, 8) if rows >= 2 * traits.processors else (8192, 16)
     stages = 1 if again or rows >= 8 * traits.processors else 3
     if again and rows >= traits.processors:
         rblock, warps = (4096 if traits.processors * width * itemsize <= traits.cache else 8192), 16
+        stages = max(1, min(4, traits.blocks_in_flight // (max(loads, 1) * rblock * itemsize)))
     while rblock > 256 and rblock > lanes:
         rblock, warps = rblock // 2, max(1, warps // 2)
     return Tiling(1, persistent=4 * rblock, rblock=rblock, num_warps=warps, num_stages=stages)
 
 
-def _rows(rows: int, width: int, itemsize: int, known: bool, again: bool, traits: Traits) -> Tiling:
+def _rows(rows: int, width: int, itemsize: int, loads: int, known: bool, again: bool, traits: Traits) -> Tiling:
     """Rows that lie along memory: in registers where they fit; in a loop, too, where their width is `known` at run time only. `again`:
-    something of a row's length is stored, for which what was reduced is read once more.
+    something of a row's length is stored, for which what was reduced is read once more. `loads`: rows that are read side by side.
     """
     lanes = power_of_two(width)
     odd = width * itemsize % 16 != 0  # loads of single elements take registers, too; in a loop they are aligned
-    if lanes > (MOST_ODD if odd else PERSISTENT if again else PERSISTENT // 2) or not known:
-        return _looped(rows, width, itemsize, again, traits)
+    most_lanes = MOST_ODD if odd else PERSISTENT if again else PERSISTENT // 2
+    if lanes > most_lanes or not known or (again and lanes * loads > MOST_KEPT):
+        return _looped(rows, width, itemsize, loads, again, traits)
     xblock = max(1, min(power_of_two(rows), 1024 // lanes))
     while xblock > 1 and rows < traits.processors * xblock:
         xblock //= 2
@@ -393,6 +410,11 @@ def _columns(rows: int, width: int, part: Part, known: Mapping[str, Buffer], tra
     while xblock * itemsize > traits.sector and rows < 2 * traits.processors * xblock:
         xblock //= 2
     lanes = power_of_two(width)
+    run = min(hint(part.x[-1].extent), rows) if part.x else 1
+    if lanes * xblock < 4096 and rows >= 8 * traits.processors * 4096 // lanes:  # few rows of each column: more columns, and much a thread
+        wide = min(4096 // lanes, power_of_two(run))
+        if wide > xblock:
+            return Tiling(wide, persistent=lanes, rblock=lanes, num_warps=max(1, wide * lanes // 1024))
     rblock = max(1, min(lanes, 4096 // xblock))
     warps = max(1, min(8, xblock * rblock // 128))
     return Tiling(xblock, persistent=rblock, rblock=rblock, num_warps=warps)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import sympy
@@ -307,7 +307,8 @@ class _Splitter:
         column, row = run
         traits, width = self.traits, int(column.extent)
         itemsize = min((v.dtype.itemsize for v in walk(value.value) if isinstance(v, Load)), default=4)
-        used = min(1.0, width * itemsize / traits.sector)
+        length = width * itemsize
+        used = length / (length + traits.sector - gcd(length, traits.sector))  # of the sectors that a run touches, wherever it begins
         if points / used <= traits.step_points:
             used = 1.0  # a program holds the neighbouring rows that share a sector, as those of a pool's windows
         if not self._pays(value, rows, points, rows, 1, used):

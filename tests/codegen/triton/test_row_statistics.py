@@ -141,6 +141,25 @@ def test_windows_side_by_side_are_no_short_runs(rank: int) -> None:
         assert len(kernels(lambda a, pool=pool, size=size: pool(a, size), empty(64, 64, *[56] * rank))) == 1
 
 
+def test_registers_hold_the_rows_that_are_kept() -> None:
+    """Two rows of 32,768 do not fit beside each other; rows that nothing is reduced of are no rows, but blocks."""
+    pair = kernels(lambda a, b: torch.softmax(a * b, -1) * b, empty(4096, 32768), empty(4096, 32768))
+    assert pair[-1][1][0].tiling.persistent < 32768
+    assert kernels(lambda a: F.group_norm(a, 32), empty(64, 256, 64, 64))[-1][1][0].tiling.persistent == 32768
+
+    def scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * (b * b).sum(-1, keepdim=True)
+
+    (*_, (_, (launch,))) = kernels(scaled, empty(2048, 32768), empty(2048, 8))
+    assert launch.tiling.rblock <= 4096 and int(launch.grid) >= 2048
+
+
+def test_few_rows_of_many_columns_fill_the_threads() -> None:
+    """A sum over 32 gathered rows of 128 takes all of the columns together, and two dozen elements a thread."""
+    ((_, (launch,)),) = kernels(lambda t, i: t[i].sum(1), empty(100_000, 128), torch.zeros(65536, 32, dtype=torch.int64))
+    assert launch.tiling.xblock == 128 and launch.tiling.xblock * launch.tiling.rblock >= 16 * 32 * launch.tiling.num_warps
+
+
 def test_cuts_follow_the_device() -> None:
     program = program_of(lambda a: a.sum(-1), (empty(400, 1 << 16),), schedule=True, target="cuda:sm_90")[0]
     assert gpu_reductions(program, SM_90).steps == program.steps
