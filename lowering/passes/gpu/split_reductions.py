@@ -45,6 +45,7 @@ from precast.lowering.ir.nodes import (
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.substitution import Mapping_, Rewriter, shared_axis
+from precast.lowering.ir.sympy_calls import renamed
 
 WRITTEN_OUT = 16
 """Reductions of so few points are written out by the renderer and may stand anywhere."""
@@ -175,7 +176,7 @@ class _Splitter:
         """The old kernel's store, from a new kernel."""
         names = self.names.setdefault(place.own, Rewriter(place.own, {}))
         value = names.rewrite(place.at(store.value), names.env(()))
-        self._add(place.own, Store(store.buffer, sympy.sympify(store.index).xreplace(dict(place.items)), value))
+        self._add(place.own, Store(store.buffer, renamed(store.index, dict(place.items)), value))
 
     def _moved(self, value: Reduce, free: dict[Value, Symbols]) -> Value:
         """The reduction from a kernel of its own, over all axes that it depends on."""
@@ -248,13 +249,13 @@ class _Splitter:
         size = tuple(a.extent for a in axes)
         symbols = ix.symbols(len(axes))
         own = tuple(shared_axis(s, n) for s, n in zip(symbols, size, strict=True))
-        renamed = {a.symbol: s for a, s in zip(axes, symbols, strict=True)}
-        old = {} if cut is None else {s: e.xreplace(renamed) for s, e in cut.place.items()}
+        own_names = {a.symbol: s for a, s in zip(axes, symbols, strict=True)}
+        old = {} if cut is None else {s: e.xreplace(own_names) for s, e in cut.place.items()}
         inside: Value | None = None
         for position, extent in () if cut is None else cut.inside:
             here = Alu(Op.LT, (Index(old[position]), _size(extent)), DType.BOOL)
             inside = here if inside is None else Alu(Op.AND, (inside, here), DType.BOOL)
-        return _Place(axes, own, (*renamed.items(), *old.items()), inside, () if cut is None else cut.inner)
+        return _Place(axes, own, (*own_names.items(), *old.items()), inside, () if cut is None else cut.inner)
 
     def _kept(self, place: _Place, value: Value) -> Load:
         """Stores a value of a new kernel for each of its points, and loads it at that point."""
