@@ -28,6 +28,7 @@ from precast.lowering.passes.gpu.skinny_matmul_rule import shallow_products
 from precast.lowering.passes.gpu.split_reductions import gpu_reductions
 from precast.lowering.passes.gpu.spread_updates import spread_updates
 from precast.lowering.passes.gpu.weight_only_quant_matmul import narrow_products
+from precast.lowering.passes.layout.innermost_dimension import innermost_dimensions
 from precast.lowering.passes.simplify.algebra import simplify
 from precast.lowering.passes.simplify.collapse_axes import collapse_axes
 from precast.lowering.passes.simplify.constant_fold import fold_constants
@@ -93,6 +94,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("join parts", join_parts),
         ("fuse siblings", partial(fuse_siblings, growth=growth, launches=True)),
         ("hoist invariants", partial(hoist_invariants, growth=growth)),
+        ("innermost dimensions", partial(innermost_dimensions, traits=traits)),
         *products,
         ("reductions along memory", reduced_axes_in_memory_order),
         ("gpu reductions", partial(gpu_reductions, traits=traits)),
