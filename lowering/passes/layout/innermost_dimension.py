@@ -26,25 +26,45 @@ VECTOR = 16
 
 def innermost_dimensions(program: Program, traits: Traits) -> Program:
     """The program with another dimension of a temporary innermost wherever that saves moving as much as the buffer holds."""
+    steps = list(program.steps)
+    buffers = {b.name: b for b in program.buffers}
+    users: dict[str, list[int]] = {}
+    for position, step in enumerate(steps):
+        for name in {*reads(step), *writes(step)}:
+            users.setdefault(name, []).append(position)
+    costs: dict[int, Moved] = {}
+
+    def cost(position: int) -> Moved:
+        step = steps[position]
+        if position not in costs:
+            costs[position] = moved_by(step, buffers, traits.sector) if isinstance(step, Kernel) else Moved()
+        return costs[position]
+
     for buffer in program.buffers:
-        users = [s for s in program.steps if buffer.name in (*reads(s), *writes(s))]
-        kernels = [s for s in users if isinstance(s, Kernel)]
-        if not all(_allows(s, buffer.name) for s in users) or not any(buffer.name in writes(s) for s in kernels):
+        at = users.get(buffer.name, [])
+        own = [steps[n] for n in at]
+        order = _order(buffer) if own and all(_allows(s, buffer) for s in own) else None
+        if order is None or not any(buffer.name in writes(s) for s in own):
             continue
-        order = _order(buffer)
-        buffers = {b.name: b for b in program.buffers}
-        now = _moved_by(kernels, buffers, traits)
-        if order is not None and now.nbytes - now.least >= nbytes_hint(buffer):
-            program = _laid_out(program, buffer, order, users, now.nbytes, traits)
-    return program
+        now = sum((cost(n) for n in at), Moved())
+        if now.nbytes - now.least < nbytes_hint(buffer):
+            continue
+        found = _laid_out(replace(program, steps=tuple(own)), buffers, buffer, order, now.nbytes, traits)
+        if found is None:
+            continue
+        buffers[buffer.name], new = found
+        for n, step in zip(at, new, strict=True):
+            steps[n] = step
+            costs.pop(n, None)
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values()))
 
 
-def _allows(step: Step, name: str) -> bool:
-    """Whether the step takes the buffer in any layout."""
+def _allows(step: Step, buffer: Buffer) -> bool:
+    """Whether the step takes the buffer in any layout: a kernel, or a product of floats that has it as an operand."""
     if isinstance(step, Kernel):
         return True
     others = [v.buffer for v in (step.bias, step.residual) if v is not None] if isinstance(step, Gemm) else []
-    return isinstance(step, Gemm) and name not in (*writes(step), *others)
+    return isinstance(step, Gemm) and buffer.dtype.is_float and buffer.name not in (*writes(step), *others)
 
 
 def _order(buffer: Buffer) -> tuple[int, ...] | None:
@@ -65,26 +85,23 @@ def _strides(buffer: Buffer, order: Sequence[int], only: Sequence[int] | None = 
     return tuple(found[d] for d in (range(len(order)) if only is None else only))
 
 
-def _laid_out(program: Program, buffer: Buffer, order: tuple[int, ...], users: list[Step], now: int, traits: Traits) -> Program:
-    """The program with the buffer in the order that moves least, if that saves a pass over it."""
+def _laid_out(
+    users: Program, known: Mapping[str, Buffer], buffer: Buffer, order: tuple[int, ...], now: int, traits: Traits
+) -> tuple[Buffer, tuple[Step, ...]] | None:
+    """The buffer in the order that moves least, and the steps of the program `users` for it, if that saves a pass over it."""
     best = now - nbytes_hint(buffer) + 1
-    found: tuple[Buffer, Program] | None = None
+    found: tuple[Buffer, tuple[Step, ...]] | None = None
     for new_order in _others(buffer, order, traits):
         stride = _strides(buffer, new_order)
         move = Move(buffer.name, tuple(buffer.size[d] for d in order), tuple(stride[d] for d in order), buffer.name)
-        new = moved(replace(program, steps=tuple(users)), move)
-        if new is None or any(not _as_simple(*pair, buffer) for pair in zip(users, new.steps, strict=True)):
+        new = moved(users, move)
+        if new is None or any(not _as_simple(*pair, buffer) for pair in zip(users.steps, new.steps, strict=True)):
             continue
         laid = replace(buffer, stride=stride)
-        buffers = {b.name: b for b in program.buffers} | {buffer.name: laid}
-        cost = _moved_by([s for s in new.steps if isinstance(s, Kernel)], buffers, traits).nbytes
+        cost = sum(moved_by(s, {**known, buffer.name: laid}, traits.sector).nbytes for s in new.steps if isinstance(s, Kernel))
         if cost < best:
-            best, found = cost, (laid, new)
-    if found is None:
-        return program
-    instead = {id(old): new for old, new in zip(users, found[1].steps, strict=True)}
-    steps = tuple(_in_order(instead[id(s)], buffer.name) if id(s) in instead else s for s in program.steps)
-    return replace(program, steps=steps, buffers=tuple(found[0] if b is buffer else b for b in program.buffers))
+            best, found = cost, (laid, tuple(_in_order(s, buffer.name) for s in new.steps))
+    return found
 
 
 def _others(buffer: Buffer, order: tuple[int, ...], traits: Traits) -> Iterator[tuple[int, ...]]:
@@ -114,10 +131,6 @@ def _pitch(view: View) -> Size | None:
     """Elements between the rows, or columns, of a matrix; None where neither lies in line."""
     rows, columns = view.stride[-2:]
     return rows if columns == 1 else columns if rows == 1 else None
-
-
-def _moved_by(kernels: Sequence[Kernel], buffers: Mapping[str, Buffer], traits: Traits) -> Moved:
-    return sum((moved_by(k, buffers, traits.sector) for k in kernels), Moved())
 
 
 def _in_order(step: Step, name: str) -> Step:
