@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.codegen.common.value_facts import static_product
+from precast.codegen.common.value_facts import Facts, static_product
 from precast.codegen.triton.render.matmul import product_in
 from precast.codegen.triton.render.tiling import Part, Tiling, loaded, power_of_two
+from precast.codegen.triton.render.value_rewrites import unroll
 from precast.lowering.analysis.effects import index_expr, store_roots
 from precast.lowering.analysis.matmul_patterns import MANY, Product
 from precast.lowering.analysis.traits import Traits
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Store, Value, walk
+from precast.lowering.ir.nodes import Axis, Buffer, Kernel, Load, Reduce, Scan, Size, Store, Value, walk
 from precast.lowering.ir.scalars import DType, ReduceOp
 from precast.lowering.ir.sizes import hint
 from precast.lowering.ir.sympy_calls import expand
@@ -38,6 +39,8 @@ TAPS, PLANE = 4, 128
 """Elements of a buffer that a point reads, and points that share them, from which programs stay within a plane. On an H200 a depthwise
 convolution by 3x3 takes 0.26 ms so, of which it takes 0.37 with blocks of any points: each lane has loads of its own there.
 """
+MOST_LOADS, MANY_LOADS = 64, 16
+"""Loads of a point of a tile whose reductions are written out, at most; and from which half as many points are enough for a thread."""
 PERSISTENT = 32768
 """Lanes of the longest row that stays in registers where it is used again; half of it where it is only reduced."""
 MOST_ODD = 8192
@@ -138,6 +141,19 @@ def two_dimensional(part: Part, known: Mapping[str, Buffer]) -> Part:
     line = next(a for a in part.x if a.symbol is second)
     rest = tuple(a for a in part.x if a is not tile and a is not line)
     return replace(part, x=(*rest, line), grid=True)
+
+
+def written_out(part: Part, known: Mapping[str, Buffer], limit: int, facts: Facts) -> Part:
+    """A part that reduces at most `limit` points, reads them along one of its axes and stores along another: pointwise, with a tile along
+    each, in which its reductions are written out. Any other is returned as it is.
+    """
+    if not any(isinstance(v, Reduce) for v in _values(part)):
+        return part
+    plain = replace(part, stores=unroll(Kernel("", part.x, part.stores), limit, facts).stores)
+    if sum(1 for _ in _loads(plain)) > MOST_LOADS:
+        return part
+    tiled = two_dimensional(plain, known)
+    return tiled if tiled.grid and not tiled.planes else part
 
 
 def _by_planes(part: Part) -> Part:
@@ -290,10 +306,11 @@ def _square(part: Part, traits: Traits) -> Tiling:
     (tile,) = _inner(part)
     side = min(64, power_of_two(hint(tile.extent)))
     rows = _count(part.x)
-    other = min(4096 // side, power_of_two(rows))
+    many = sum(1 for _ in _loads(part)) > MANY_LOADS
+    other = min((2048 if many else 4096) // side, power_of_two(rows))
     while other > 16 and rows * hint(tile.extent) < 2 * traits.processors * side * other:
         other //= 2
-    return Tiling(other, rblock=side, num_warps=max(1, min(8, other * side // 512)))
+    return Tiling(other, rblock=side, num_warps=max(1, min(8, other * side // (256 if many else 512))))
 
 
 def _together(part: Part, flat: Tiling, side: int) -> Tiling:

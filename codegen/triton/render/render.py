@@ -16,7 +16,7 @@ import sympy
 
 from precast.codegen.common.value_facts import Facts
 from precast.codegen.triton.render.body import Body
-from precast.codegen.triton.render.heuristics import choose, choose_together, portions, spread, together, two_dimensional
+from precast.codegen.triton.render.heuristics import choose, choose_together, portions, spread, together, two_dimensional, written_out
 from precast.codegen.triton.render.matmul import ProductBody, product_in
 from precast.codegen.triton.render.module import module
 from precast.codegen.triton.render.ops import POINTERS
@@ -79,8 +79,9 @@ def render(
     facts = Facts()
     given = [tiling] if isinstance(tiling, Tiling) else list(tiling or ())
     first = next((t for t in given if t is not None), None)
-    kernel = unroll(kernel, (first or Tiling(1)).unroll, facts)
-    parts = [spread(two_dimensional(part, known), traits) for part in split(kernel, facts)]
+    limit = (first or Tiling(1)).unroll
+    split_up = [written_out(part, known, 2 * limit, facts) for part in split(unroll(kernel, limit, facts), facts)]
+    parts = [spread(two_dimensional(part, known), traits) for part in split_up]
     dealt = portions(parts) if len(parts) > 1 and together(parts) else [[part] for part in parts]
     wanted = [first] * len(dealt) if isinstance(tiling, Tiling) else given or [None] * len(dealt)
     names = [kernel.name] if len(dealt) == 1 else [f"{kernel.name}_{n}" for n in range(len(dealt))]

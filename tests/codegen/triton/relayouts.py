@@ -28,6 +28,17 @@ def weights(*every: Tensor) -> tuple[Tensor, ...]:
     return tuple(w.permute(0, 2, 3, 1).contiguous() for w in every)
 
 
+def neighbours(x: Tensor) -> Tensor:
+    """The largest of each point's neighbours, read along channels and written along points."""
+    return x.relu().amax(2).transpose(1, 2).contiguous()
+
+
+def places(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With their places, and once more along channels."""
+    largest, place = x.max(2)
+    return largest.transpose(1, 2).contiguous(), place.transpose(1, 2).contiguous(), x.amin(2)
+
+
 CASES: dict[str, tuple[Callable[..., object], Callable[[], tuple[Tensor, ...]]]] = {
     "3x3": (weight, lambda: (torch.randn(37, 70, 3, 3),)),
     "3x3 of few": (weight, lambda: (torch.randn(5, 20, 3, 3),)),
@@ -37,6 +48,9 @@ CASES: dict[str, tuple[Callable[..., object], Callable[[], tuple[Tensor, ...]]]]
     "slice": (weight, lambda: (torch.randn(20, 48, 3, 3)[::2, 3:],)),
     "colours": (planes, lambda: (torch.randn(2, 19, 23, 3),)),
     "one pixel": (planes, lambda: (torch.randn(1, 1, 1, 3),)),
+    "neighbours": (neighbours, lambda: (torch.randn(2, 37, 20, 21),)),
+    "neighbours, half": (neighbours, lambda: (torch.randn(3, 70, 31, 24).half(),)),
+    "places of neighbours": (places, lambda: (torch.randn(2, 37, 19, 21),)),
     "together": (weights, lambda: tuple(torch.randn(8 + n, 21, 3, 3) for n in range(4))),
 }
 

@@ -14,7 +14,7 @@ import torch
 from precast.codegen.triton.render.render import TritonKernel, render
 from precast.codegen.triton.render.tiling import power_of_two
 from precast.lowering.ir.nodes import Kernel
-from tests.codegen.triton.relayouts import planes, weight, weights
+from tests.codegen.triton.relayouts import neighbours, planes, weight, weights
 from tests.ops.runners import program_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,6 +70,21 @@ def test_programs_stay_within_a_plane_where_its_taps_are_the_same_for_all_lanes(
     assert one.tiling.xblock == 1 and int(one.grid) >= 8 * 32, "a program, or several, for each plane"
     (other,) = _launches(enlarged, image)
     assert other.tiling.xblock > 1, "lanes of all planes in a row"
+
+
+def test_a_short_reduction_in_another_layout_reads_and_writes_whole_lines() -> None:
+    """It is written out in a tile along both sides' lines; one whose sides agree, and a longer one, are reductions of rows."""
+    image = torch.empty(16, 1024, 20, 64)
+    (one,) = _launches(neighbours, image)
+    assert one.entry.startswith("pointwise_") and (one.tiling.xblock, one.tiling.rblock) == (32, 64)
+    assert one.source.count("tl.load(") == 20
+    for fn, size in (
+        (lambda x: x.amax(2), (16, 1024, 20, 64)),
+        (neighbours, (16, 256, 33, 64)),
+        (lambda x: x.amax(-1), (16, 1024, 64, 20)),
+    ):
+        (other,) = _launches(fn, torch.empty(size))
+        assert other.entry.startswith("reduction_")
 
 
 def _launches(fn: object, *inputs: torch.Tensor) -> tuple[TritonKernel, ...]:
