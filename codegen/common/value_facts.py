@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -10,8 +11,12 @@ import sympy
 from precast.codegen.common.index_facts import free_symbols, replace_symbols
 from precast.codegen.common.op_costs import op_cost
 from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Gather, Index, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir.scalars import DType, Op
 
 Symbols = frozenset[sympy.Symbol]
+
+SMALL_INTEGERS = {DType.BOOL: (0.0, 1.0), DType.U8: (0.0, 255.0), DType.I8: (-128.0, 127.0), DType.I16: (-32768.0, 32767.0)}
+"""Least and largest values of integer types."""
 
 
 class Facts:
@@ -71,6 +76,29 @@ def own_cost(node: Value) -> float:
             return 1.0
         case _:
             return 0.0
+
+
+def float_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
+    """Between which numbers a value lies where it is not NaN, as clamps, constants and integers tell."""
+    if depth:
+        match value:
+            case Const() if value.value == value.value:
+                return float(value.value), float(value.value)
+            case Cast(value=v) if v.dtype in SMALL_INTEGERS:
+                return SMALL_INTEGERS[v.dtype]
+            case Cast(value=v, dtype=DType.F32 | DType.F64 | DType.F16) if v.dtype.is_float:
+                return float_bounds(v, depth - 1)
+            case Alu(op=Op.MIN | Op.MAX | Op.ADD | Op.MUL, args=(a, b)):
+                return _combined(value.op, float_bounds(a, depth - 1), float_bounds(b, depth - 1))
+    return -math.inf, math.inf
+
+
+def _combined(op: Op, a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    if op in (Op.MIN, Op.MAX):
+        pick = min if op is Op.MIN else max
+        return pick(a[0], b[0]), pick(a[1], b[1])
+    every = (a[0] + b[0], a[1] + b[1]) if op is Op.ADD else tuple(x * y for x in a for y in b)
+    return (-math.inf, math.inf) if any(math.isnan(x) for x in every) else (min(every), max(every))
 
 
 def rebuild(node: Value, new: Mapping[int, Value]) -> Value:

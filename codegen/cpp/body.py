@@ -9,9 +9,9 @@ import sympy
 
 from precast.codegen.common.decided import decided
 from precast.codegen.common.index_facts import free_symbols, stride_along
-from precast.codegen.common.value_facts import Facts, substitute
+from precast.codegen.common.value_facts import Facts, float_bounds, substitute
 from precast.codegen.cpp.index_printer import IndexPrinter
-from precast.codegen.cpp.ops import cast, render
+from precast.codegen.cpp.ops import bounded, cast, render
 from precast.codegen.cpp.planning.loop_plan import has_loop, unrolled
 from precast.codegen.cpp.reductions import identity, inline_fold, update_lines
 from precast.codegen.cpp.types import COMPUTE, literal, load
@@ -22,6 +22,7 @@ from precast.lowering.ir.scalars import DType, Op
 from precast.lowering.ir.sympy_calls import expand
 
 INT32_RANGE = (-(2**31), 2**31 - 1)
+LARGEST_HALF = 65504.0
 COMPARES = (Op.LT, Op.LE, Op.EQ, Op.NE)
 
 
@@ -129,7 +130,7 @@ class Body:
             return ()
         if self._narrow(node) is not None:
             return ()
-        if isinstance(node, Alu) and node.op is Op.WHERE and _masked_by(node.args[1], node.args[0], node.dtype):
+        if isinstance(node, Alu) and node.op is Op.WHERE and self._masked_by(node.args[1], node.args[0], node.dtype):
             return (*operands(node.args[1]), node.args[2])
         inner = gelu_operand(node)
         return operands(node) if inner is None else (inner,)
@@ -154,7 +155,7 @@ class Body:
                 narrow = self._narrow(node)
                 if narrow is not None:
                     return narrow
-                if op is Op.WHERE and _masked_by(args[1], args[0], dtype):
+                if op is Op.WHERE and self._masked_by(args[1], args[0], dtype):
                     assert isinstance(args[1], Load)
                     return self._load(args[1], level, self.value(args[2]))
                 if op is Op.WHERE and dtype.compute is DType.F32 and level.axes and not self.facts.deps(args[0]) & level.axes:
@@ -164,11 +165,15 @@ class Body:
                     return f"gelu_f32({self.value(inner)})"
                 if op in DIVISIONS and dtype.is_int:
                     self._check_divisor(node, args[1], level)
+                if op in (Op.MIN, Op.MAX) and dtype.is_float and (bound := _bound(args)) is not None:
+                    return bounded(op, self.value(args[1 - bound]), self.value(args[bound]))
                 return render(op, tuple(self.value(a) for a in args), tuple(a.dtype for a in args), dtype)
             case Cast(value=v, dtype=dtype):
                 if isinstance(v, Index) and self._fits(v.expr) and dtype.is_float:
                     return cast(f"(int32_t){self.index(v.expr)}", DType.I32, dtype)
                 name = self.value(v)
+                if dtype is DType.F16 and max(map(abs, float_bounds(v))) <= LARGEST_HALF:
+                    return f"f16_round_finite((float){name})"
                 text = cast(name, v.dtype, dtype)
                 if v.dtype.is_float and dtype.is_int:
                     self.truncates, text = True, f"({text} ^ nothing)"
@@ -181,6 +186,13 @@ class Body:
                 return self._load(node, level)
             case _:
                 raise TypeError(f"{type(node).__name__} cannot be written as one expression")
+
+    def _masked_by(self, value: Value, condition: Value, dtype: DType) -> bool:
+        """Whether a value is a load that happens under a condition, in the type that a choice by that condition has, and yet to be made:
+        what is in a buffer is 0 there where the condition does not hold.
+        """
+        made = id(value) in self.made or id(value) in self.tiles
+        return not made and isinstance(value, Load) and value.mask is condition and value.dtype.compute is dtype.compute
 
     def _narrow(self, node: Value) -> str | None:
         """Comparison of index expressions in 32 bits (so that masks keep the lanes of f32 data), where that is proven exact."""
@@ -391,11 +403,6 @@ class Body:
         return result
 
 
-def _masked_by(value: Value, condition: Value, dtype: DType) -> bool:
-    """Whether a value is a load that happens under a condition, in the type that a choice by that condition has."""
-    return isinstance(value, Load) and value.mask is condition and value.dtype.compute is dtype.compute
-
-
 def gelu_operand(node: Value) -> Value | None:
     """The x of `x * 0.5 * (1 + erf(x * sqrt(0.5)))` in f32, as lowering writes GELU; None for anything else."""
     for half, rest in _orders(node, Op.MUL):
@@ -414,6 +421,12 @@ def _orders(node: Value, op: Op) -> tuple[tuple[Value, Value], ...]:
         return ()
     first, second = node.args
     return (first, second), (second, first)
+
+
+def _bound(args: tuple[Value, ...]) -> int | None:
+    """Which operand is a constant other than NaN, and the other is none."""
+    found = [n for n, a in enumerate(args) if isinstance(a, Const) and a.value == a.value]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_constant(value: Value, wanted: float) -> bool:

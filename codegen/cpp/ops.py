@@ -203,6 +203,11 @@ def render(op: Op, names: tuple[str, ...], operands: tuple[DType, ...], result: 
     return form.format(a=a, b=b, c=c, T=COMPUTE[kind], U=UNSIGNED.get(kind, ""), W=wide, f="" if kind is DType.F64 else "f")
 
 
+def bounded(op: Op, name: str, bound: str) -> str:
+    """`MIN` or `MAX` of a float and a bound that is not NaN: one comparison, whose failure keeps a NaN (and -0 beside 0, as eager does)."""
+    return f"{bound} {'<' if op is Op.MIN else '>'} {name} ? {bound} : {name}"
+
+
 def bitcast(name: str, source: DType, result: DType) -> str:
     """Reinterpretation of the bits of `name`; half types go through their 16-bit storage."""
     if source is DType.BF16:
@@ -229,9 +234,9 @@ def cast(name: str, source: DType, result: DType) -> str:
     if result is DType.BOOL:
         return name if source is DType.BOOL else f"({name} != 0)"
     if result is DType.BF16:
-        return f"bf16_load(bf16_store((float){name}))"
+        return f"bf16_round((float){name})"
     if result is DType.F16:
-        return f"f16_load(f16_store((float){name}))"
+        return f"f16_round((float){name})"
     if source.is_float and result in (DType.I16, DType.I8, DType.U8):
         return f"({COMPUTE[result]})(int32_t){name}"
     return f"({COMPUTE[result]}){name}"
