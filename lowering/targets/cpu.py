@@ -47,7 +47,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("fuse", fuse),
         ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),
-        ("split axes", split_axes),
+        ("split axes", partial(split_axes, positions=True)),
         ("recognise attention", recognise_attention),
         ("fuse siblings", partial(fuse_siblings, growth=options.memory_growth / 2)),
         ("hoist invariants", partial(hoist_invariants, growth=options.memory_growth / 2)),

@@ -5,18 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import sympy
+
+from precast.lowering.analysis.computed_positions import computed_position
 from precast.lowering.analysis.effects import index_expr, store_roots
+from precast.lowering.analysis.rewrite_values import map_kernel
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Kernel, Program, Scan, Size, axis_symbol, walk
+from precast.lowering.ir.nodes import Axis, Kernel, Load, Program, Scan, Size, Value, axis_symbol, walk
+from precast.lowering.ir.ranges import Interval, interval
 from precast.lowering.ir.substitution import Mapping_, Rewriter, shared_axis
 
 ROUNDS = 4
 """Axes are split again while divisions remain: a product of five dimensions needs four cuts."""
 
 
-def split_axes(program: Program) -> Program:
-    """Splits kernel axes (not bound ones) by the sizes that divide them."""
-    return replace(program, steps=tuple(_split(s) if isinstance(s, Kernel) else s for s in program.steps))
+def split_axes(program: Program, positions: bool = False) -> Program:
+    """Splits kernel axes (not bound ones) by the sizes that divide them. `positions`: also where it takes a look at what floats compute."""
+    prepared = _plain_positions if positions else _as_it_is
+    return replace(program, steps=tuple(_split(prepared(s)) if isinstance(s, Kernel) else s for s in program.steps))
+
+
+def _as_it_is(kernel: Kernel) -> Kernel:
+    return kernel
+
+
+def _plain_positions(kernel: Kernel) -> Kernel:
+    """The kernel with run-time positions that are computed of an axis in place of looked up, as index expressions."""
+    extents = tuple((a.symbol, a.extent) for a in kernel.axes)
+    ranges: dict[sympy.Symbol, Interval] = {s: (0, n - 1) for s, n in extents if isinstance(n, int) and n > 0}
+
+    def rule(value: Value) -> Value:
+        if not isinstance(value, Load):
+            return value
+        for gather in value.gathers:
+            position = computed_position(gather.value, extents)
+            bounds = None if position is None else interval(position, ranges)
+            if bounds is None or not isinstance(gather.size, int) or bounds[0] < 0 or bounds[1] >= gather.size:
+                continue
+            rest = tuple(g for g in value.gathers if g is not gather)
+            known = (*extents, *((g.symbol, g.size) for g in rest))
+            value = Load(value.buffer, ix.substitute(value.index, ((gather.symbol, position),), known), value.dtype, rest, value.mask)
+        return value
+
+    return map_kernel(kernel, rule)
 
 
 def _split(kernel: Kernel) -> Kernel:
