@@ -9,7 +9,7 @@ from precast.codegen.cpp.body import Body
 from precast.codegen.cpp.planning.sections import Phase, Section
 from precast.codegen.cpp.sharing import LONG_NS
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.ir.nodes import Reduce, Scan, walk
+from precast.lowering.ir.nodes import Axis, Reduce, Scan, walk
 from precast.lowering.ir.sizes import known
 
 PARALLEL_NS = 3000.0
@@ -31,8 +31,15 @@ class Costs:
         total = 0.0
         for section in phase.sections:
             points = static_product(a.extent for a in dict.fromkeys((*phase.outer, *section.axes)))
-            total += (1e9 if points is None else points) * self._work(phase, section) * VECTOR_NS
+            total += (1e9 if points is None else points) * self._work(phase, section) * VECTOR_NS * _share(section)
         return total
+
+    def step_ns(self, phase: Phase, axis: Axis) -> float:
+        """Serial nanoseconds of one step along an axis of the first section, within the outer loops; unknown sizes count as 1."""
+        section = phase.sections[0]
+        inner = [a for a in (*section.axes, phase.lane) if a is not None and a is not axis]
+        points = math.prod(int(a.extent) for a in inner if known(a.extent))
+        return max(points, 1) * self._work(phase, section) * VECTOR_NS
 
     def _work(self, phase: Phase, section: Section) -> float:
         """Vector instructions at one point of a section."""
@@ -48,7 +55,10 @@ class Costs:
     def chunk(self, phase: Phase, estimate: float) -> int:
         """Chunk of the innermost axis when the outer loops alone cannot feed the threads."""
         section = phase.sections[0]
-        if phase.lane is not None or phase.tile or len(phase.sections) > 1 or section.reduces or not section.axes or estimate < PARALLEL_NS:
+        alone = len(phase.sections) == 1 or all(s.case is not None and s.span is None for s in phase.sections)
+        if phase.lane is not None or phase.tile or phase.rows or not alone:
+            return 0
+        if section.reduces or not section.axes or estimate < PARALLEL_NS:
             return 0
         if any(isinstance(n, Scan) for s in section.stores for v in store_roots(s) for n in walk(v)):
             return 0
@@ -79,5 +89,13 @@ class Costs:
             if not all(known(a.extent) for a in axes):
                 fixed = math.prod(int(a.extent) for a in axes if known(a.extent))
                 rest = "".join(f" * (double){self.body.extent(a)}" for a in axes if not known(a.extent))
-                terms.append(f"{fixed * self._work(phase, section) * VECTOR_NS:.6g}{rest}")
+                terms.append(f"{fixed * self._work(phase, section) * VECTOR_NS * _share(section):.6g}{rest}")
         return terms
+
+
+def _share(section: Section) -> float:
+    """The share of the outer loops' rounds in which a section runs."""
+    if section.case is None:
+        return 1.0
+    axis, low, high = section.case
+    return (high - low) / int(axis.extent)

@@ -16,7 +16,9 @@ from precast.codegen.cpp.loops import Loops
 from precast.codegen.cpp.planning.loop_plan import TILE, plan, rows_that_may_not_fit, without_rows
 from precast.codegen.cpp.planning.sections import ROW_LIMIT, Phase, Section
 from precast.codegen.cpp.planning.shared_updates import loops_apart, owners, owning_gather
+from precast.codegen.cpp.row_blocks import RowBlocks
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
+from precast.codegen.cpp.split import Split
 from precast.codegen.cpp.transposes import Tiles
 from precast.codegen.cpp.types import storage
 from precast.lowering.analysis.effects import store_roots
@@ -61,7 +63,8 @@ class _Renderer:
         variables = {s: f"s{number}" for number, s in enumerate(self.symbols)}
         self.body = Body(self.facts, self.buffers, pointers, variables, self.ranges, self._index_type())
         self.costs = Costs(self.body)
-        self.loops = Loops(self.body, self.costs)
+        self.loops = Loops(self.body)
+        self.split = Split(self.loops, self.costs)
 
     def _axes(self) -> list[Axis]:
         found = dict.fromkeys(self.kernel.axes)
@@ -153,13 +156,21 @@ class _Renderer:
         estimate = self.costs.serial_ns(phase)
         chunk = self.costs.chunk(phase, estimate)
         loops = [Loop(body.variable(a.symbol), body.extent(a)) for a in phase.outer if a is not phase.lane]
-        blocked = self._blocks(phase, chunk)
+        rows = None if phase.rows is None else RowBlocks(body, phase.rows)
+        blocked = self._blocks(phase, chunk) if rows is None else [(rows.axis, rows.rows.width)]
         for axis, width in [*([(phase.lane, self.loops.lanes(phase.lane))] if phase.lane is not None else []), *blocked]:
             loops.append(Loop(body.variable(axis.symbol) + "_0", body.extent(axis), width))
         if not loops:
             for section in phase.sections:
-                split = estimate >= PARALLEL_NS and self.loops.splits(section)
-                (self.loops.split_section if split else self.loops.section)(section, top)
+                alone = Phase((), (section,))
+                chunks = self.split.most(alone, estimate) if self.split.splits(section) else 0
+                if chunks:
+                    self.split.write(alone, chunks, top)
+                else:
+                    self.loops.section(section, top)
+            return estimate
+        if chunks := self.split.chunks(phase, estimate):
+            self._split_phase(phase, chunks, top)
             return estimate
         level = Level(frozenset(a.symbol for a in phase.outer if a is not phase.lane), len(loops) + 1)
         body.path.append(level)
@@ -172,6 +183,9 @@ class _Renderer:
             self._skip_others(phase.sections[0].stores[0], shared, level)
         if phase.tile:
             self._tile_section(phase.sections[0], phase.tile, level)
+        elif rows is not None:
+            rows.once(top, phase.outer)
+            rows.write(level, phase.sections[0].stores, self.loops.store)
         else:
             self._sections(phase, level, tuple(a for a, _ in blocked))
         body.path.pop()
@@ -187,6 +201,18 @@ class _Renderer:
             in_order(loops, level.lines, body.index_type, pragma, top)
         return estimate
 
+    def _split_phase(self, phase: Phase, chunks: int, top: Level) -> None:
+        """A phase whose reductions threads share in chunks; the rest is little."""
+        level = self.split.write(phase, chunks, top)
+        self.body.path.append(level)
+        for section in phase.sections[1:]:
+            if phase.lane is not None:
+                self.loops.lane_section(section, phase.lane, level)
+            else:
+                self.loops.section(section, level)
+        self.body.path.pop()
+        self.split.finish(phase, level, top)
+
     def _sections(self, phase: Phase, level: Level, blocked: tuple[Axis, ...]) -> None:
         """Sections in order; a maximum and the sum of exponentials that needs it are one pass."""
         taken = 0
@@ -198,11 +224,26 @@ class _Renderer:
                 continue
             follower = phase.sections[number + 1] if number + 1 < len(phase.sections) else None
             pair = online.pair_of(section, follower, self.facts, set(self.body.made)) if follower is not None else None
-            if pair is None:
+            if section.case is not None:
+                self._case(section, section.case, level, blocked)
+            elif pair is None:
                 self.loops.section(section, level, blocked)
             else:
                 online.write(pair, self.body, level)
                 taken = number + 2
+
+    def _case(self, section: Section, case: tuple[Axis, int, int], level: Level, blocked: tuple[Axis, ...]) -> None:
+        """A section that runs in a piece of an outer axis; what it names is known in that case only."""
+        axis, low, high = case
+        inner = Level(level.axes, level.indent + 1)
+        self.body.path.append(inner)
+        self.loops.section(section, inner, blocked)
+        self.body.path.pop()
+        name = self.body.variable(axis.symbol)
+        tests = ([f"{name} >= {low}"] if low else []) + ([f"{name} < {high}"] if high < int(axis.extent) else [])
+        level.add(f"if ({' && '.join(tests)}) {{")
+        level.lines += inner.lines
+        level.add("}")
 
     def _tile_section(self, section: Section, tile: tuple[Axis, Axis], level: Level) -> None:
         """Where not all blocks are whole, loops of whole ones stand apart: the compiler knows how many vectors their rows hold."""

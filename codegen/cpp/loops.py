@@ -1,35 +1,27 @@
-"""The loops of one section in C++: vectorised along its own last axis or over lanes of an outer one, or split over threads."""
+"""The loops of one section in C++: vectorised along its own last axis or over lanes of an outer one."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import sympy
 
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
-from precast.codegen.cpp.costs import Costs
 from precast.codegen.cpp.ops import render
 from precast.codegen.cpp.planning.loop_plan import has_loop
-from precast.codegen.cpp.planning.sections import ROW_LIMIT, Phase, Section
+from precast.codegen.cpp.planning.sections import ROW_LIMIT, Section
 from precast.codegen.cpp.planning.segments import SHORT
 from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
-from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.types import COMPUTE, load, store
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.ir.nodes import Axis, Buffer, Reduce, Scan, Store, walk
-from precast.lowering.ir.scalars import DType, Op, ReduceOp
+from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir.scalars import DType, Op
 from precast.lowering.ir.sizes import known
 
 LANES = 64
 """Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""
-
-CHUNKS = 64
-"""Pieces of a reduction that threads share; fixed, so that results do not depend on the number of threads."""
-
-COMBINERS = {
-    ReduceOp.SUM: "{a} += {b};", ReduceOp.PROD: "{a} *= {b};", ReduceOp.ANY: "{a} |= {b};", ReduceOp.ALL: "{a} &= {b};",
-    ReduceOp.MIN: "{a} = {b} < {a} ? {b} : {a};", ReduceOp.MAX: "{a} = {b} > {a} ? {b} : {a};",
-}  # fmt: skip
 
 RUN = 4096
 """Points of a row whose sum is one f32 number; sums of more points are sums of such."""
@@ -37,14 +29,30 @@ RUN = 4096
 ROWS = 512
 """The same of a column, where each lane has a sum of its own."""
 
+HALVES = 1024
+"""Points of a block of float16 elements, which are converted as one: 4 KiB of f32."""
+
+MOST_HALVES = 6
+"""Buffers of such blocks in one loop."""
+
+
+@dataclass
+class Halves:
+    """Blocks of float16 elements as f32: the lines before and behind the loop over a block, and the accesses (by id) that they serve."""
+
+    values: list[int] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    behind: list[str] = field(default_factory=list)
+
 
 class Loops:
-    """Writes sections into the level around them. `costs` judges what is worth threads."""
+    """Writes sections into the level around them."""
 
-    def __init__(self, body: Body, costs: Costs) -> None:
+    def __init__(self, body: Body) -> None:
         self.body = body
         self.buffers = body.buffers
-        self.costs = costs
+        self.halves: dict[int, str] = {}
+        """Where stores of float16 (by id) leave their elements as f32."""
 
     def lane_bounds(self, axis: Axis, width: int, level: Level) -> None:
         name, extent = self.body.variable(axis.symbol), self.body.extent(axis)
@@ -62,12 +70,17 @@ class Loops:
         if section.row is not None:
             self._declare_row(section.row, section.axes, parent)
         alone = parent is self.body.path[0]  # one result a kernel: exactness is cheap there
-        accumulators = [self._row_accumulator(r, section, wide=alone) for r in section.reduces]
-        self._section_loops(section, accumulators, parent, blocked)
+        accumulators = self.row_reduces(section, parent, blocked, wide=alone)
         for r, acc in zip(section.reduces, accumulators, strict=True):
             name = self.body.fresh("r")
             parent.add(f"const {COMPUTE[r.dtype]} {name} = {acc.result};")
             self.body.made[id(r)] = name
+
+    def row_reduces(self, section: Section, parent: Level, blocked: tuple[Axis, ...] = (), wide: bool = False) -> list[Accumulator]:
+        """The loops of a section; the accumulators of its reductions."""
+        accumulators = [self._row_accumulator(r, section, wide) for r in section.reduces]
+        self._section_loops(section, accumulators, parent, blocked)
+        return accumulators
 
     def _declare_row(self, row: Buffer, axes: tuple[Axis, ...], parent: Level) -> None:
         self.buffers[row.name], self.body.pointers[row.name] = row, self.body.fresh("row")
@@ -85,15 +98,65 @@ class Loops:
         short = section.span is not None and section.span[1] - section.span[0] < SHORT
         simd = bool(levels) and not short and self._vectorises(section, accumulators)
         inner.simd = simd
+        halves = self._halves(section, blocked) if simd else None
         rows = self._fill_rows(section, parent, inner)
         for r, acc in zip(section.reduces, accumulators, strict=True):
             for line in acc.update(body.value(r.value), body.linear(r.axes)):
                 inner.add(line)
         for s in section.stores:
-            self._store(s, inner)
+            self.store(s, inner)
         body.made.update(rows)
         del body.path[len(body.path) - len(levels) :]
-        self._close(section.axes, levels, parent, accumulators, blocked, span=section.span)
+        self._close(section.axes, levels, parent, accumulators, blocked, span=section.span, halves=halves)
+        if halves is not None:
+            for key in halves.values:
+                body.made.pop(key, None)
+                self.halves.pop(key, None)
+
+    def _halves(self, section: Section, blocked: tuple[Axis, ...]) -> Halves | None:
+        """Buffers for the float16 elements that the last loop reads and writes in a row; None where there are none, or few."""
+        axis = section.axes[-1]
+        low, high = section.span or (0, int(axis.extent) if known(axis.extent) else None)
+        if self.body.tiles or (high is not None and high - low < LANES):
+            return None
+        roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
+        accesses: list[Load | Store] = [n for n in self._evaluated(roots) if isinstance(n, Load)]
+        accesses += [s for s in section.stores if s.mode == "set"]
+        found = [a for a in accesses if self.buffers[a.buffer].dtype is DType.F16 and a.mask is None and not a.gathers]
+        found = [a for a in found if stride_along(sympy.sympify(a.index), axis.symbol) == 1][:MOST_HALVES]
+        if not found:
+            return None
+        name = self.body.variable(axis.symbol)
+        begin, end = (f"{name}_0", f"{name}_1") if axis in blocked else (str(low), self.body.extent(axis) if high is None else str(high))
+        if not (known(axis.extent) and int(axis.extent) <= HALVES):
+            begin, end = f"{name}_b", f"{name}_e"
+        halves = Halves()
+        for access in found:
+            row = self.body.fresh("half")
+            memory = f"{self.body.pointers[access.buffer]} + {self.body.index(sympy.sympify(access.index), {axis.symbol: begin})}"
+            halves.values.append(id(access))
+            halves.before.append(f"float {row}[{HALVES}];")
+            if isinstance(access, Load):
+                halves.before.append(f"halves_to_floats({row}, {memory}, {end} - {begin});")
+                self.body.made[id(access)] = f"{row}[{name} - {begin}]"
+            else:
+                halves.behind.append(f"floats_to_halves({memory}, {row}, {end} - {begin});")
+                self.halves[id(access)] = f"{row}[{name} - {begin}]"
+        return halves
+
+    def _evaluated(self, roots: list[Value]) -> list[Value]:
+        """What is evaluated for `roots` where they stand: not what is made already, nor what lies within reductions."""
+        found: list[Value] = []
+        seen: set[int] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or id(node) in self.body.made or isinstance(node, Reduce):
+                continue
+            seen.add(id(node))
+            found.append(node)
+            stack.extend(operands(node))
+        return found
 
     def _fill_rows(self, section: Section, parent: Level, inner: Level) -> dict[int, str]:
         """Stores a section's kept values into row buffers; their names for the sections that follow, by value."""
@@ -106,54 +169,6 @@ class Loops:
             inner.add(f"{place} = {self.body.value(value)};")
             rows[id(value)] = place
         return rows
-
-    # a reduction to one point, split over threads
-
-    def splits(self, section: Section) -> bool:
-        """Whether a section of reductions can run in chunks of its first axis, whose partial results are then combined in order."""
-        if not section.reduces or section.stores or not section.axes:
-            return False
-        return all(r.op in COMBINERS for r in section.reduces)
-
-    def split_section(self, section: Section, top: Level) -> None:
-        body, axis = self.body, section.axes[0]
-        accumulators = [self._row_accumulator(r, section) for r in section.reduces]
-        chunk = body.fresh("c")
-        level = Level(frozenset(), top.indent + 1)
-        parts = [(kind, name, start, body.fresh("part")) for acc in accumulators for kind, name, start in acc.variables]
-        name, extent = body.variable(axis.symbol), self.body.extent(axis)
-        step = body.fresh("step")
-        level.add(f"const {body.index_type} {name}_0 = {chunk} * {step};")
-        level.add(f"const {body.index_type} {name}_1 = {name}_0 + {step} < {extent} ? {name}_0 + {step} : {extent};")
-        body.path.append(level)
-        self._section_loops(section, accumulators, level, (axis,))
-        body.path.pop()
-        for kind, variable, _start, part in parts:
-            top.add(f"{kind} {part}[{CHUNKS}];")
-            level.add(f"{part}[{chunk}] = {variable};")
-        top.add(f"const {body.index_type} {step} = ({extent} + {CHUNKS - 1}) / {CHUNKS};")
-        phase = Phase((), (section,))
-        pragma, loops = f"num_threads(threads) if({self.costs.worth_threads(phase)})", [Loop(chunk, str(CHUNKS))]
-        work = self.costs.work(phase, self.costs.serial_ns(phase))
-        if work is not None:
-            in_pieces(loops, level.lines, body.index_type, pragma, work, top)
-        else:
-            in_order(loops, level.lines, body.index_type, pragma, top)
-        self._combine(section, accumulators, top, {variable: part for _, variable, _, part in parts})
-
-    def _combine(self, section: Section, accumulators: list[Accumulator], top: Level, parts: dict[str, str]) -> None:
-        """Folds the chunks' results in ascending order (f32 sums in f64), so that the thread count does not show."""
-        for r, acc in zip(section.reduces, accumulators, strict=True):
-            wide = r.op is ReduceOp.SUM and r.dtype.compute is DType.F32
-            main, *flags = acc.variables
-            top.add(f"{'double' if wide else main[0]} {main[1]} = {main[2]};")
-            for kind, name, start in flags:
-                top.add(f"{kind} {name} = {start};")
-            lines = [COMBINERS[r.op].format(a=main[1], b=f"{parts[main[1]]}[c]")] + [f"{name} |= {parts[name]}[c];" for _, name, _ in flags]
-            top.add(f"for (int c = 0; c < {CHUNKS}; ++c) {{ {' '.join(lines)} }}")
-            result = self.body.fresh("r")
-            top.add(f"const {COMPUTE[r.dtype]} {result} = {'(float)' if wide else ''}{acc.result};")
-            self.body.made[id(r)] = result
 
     def _row_accumulator(self, reduce: Reduce, section: Section, wide: bool = False) -> Accumulator:
         return (None if wide else self._in_two_levels(reduce, section, RUN)) or self._accumulator(reduce, wide=wide)
@@ -185,9 +200,10 @@ class Loops:
         blocked: tuple[Axis, ...],
         added: tuple[int, list[str]] | None = None,
         span: tuple[int, int] | None = None,
+        halves: Halves | None = None,
     ) -> None:
         """Writes the loops into `parent`; the last runs over `span`, if any. `added`: lines behind the loop of the axis at this position,
-        which runs in blocks of `ROWS`.
+        which runs in blocks of `ROWS`. `halves`: the last loop's blocks of such.
         """
         inner: list[str] = []
         for number in reversed(range(len(axes))):
@@ -199,8 +215,9 @@ class Loops:
                 bounds = str(span[0]), str(span[1])
             parts = [a for a in accumulators if a.part is not None] if number == len(axes) - 1 else []
             behind = added[1] if added is not None and added[0] == number else []
-            most = RUN if parts else ROWS
-            blocks = bool(parts or behind) and not (known(axis.extent) and int(axis.extent) <= most)
+            own = halves if number == len(axes) - 1 else None
+            most = HALVES if own else RUN if parts else ROWS
+            blocks = bool(parts or behind or own) and not (known(axis.extent) and int(axis.extent) <= most)
             if blocks:
                 begin, end = bounds
                 bounds = f"{name}_b", f"{name}_e"
@@ -214,9 +231,11 @@ class Loops:
                     *(f"{pad}{a.variables[0][1]} += (double){a.part[1]};" for a in parts if a.part is not None),
                 ]
             lines += [pad + line for line in behind]
+            if own is not None:
+                lines = [f"{pad}{line}" for line in own.before] + lines + [f"{pad}{line}" for line in own.behind]
             if blocks:
                 lines = self._in_blocks(axis, begin, end or self.body.extent(axis), lines, pad, most)
-            elif parts:
+            elif parts or own:
                 lines = [f"{pad}{{", *lines, f"{pad}}}"]
             inner = lines
         parent.lines += inner
@@ -277,6 +296,11 @@ class Loops:
     # sections vectorised over lanes of an outer axis
 
     def lane_section(self, section: Section, lane: Axis, parent: Level) -> None:
+        for r, acc in zip(section.reduces, self.lane_reduces(section, lane, parent), strict=True):
+            self.body.made[id(r)] = f"({acc.result})"
+
+    def lane_reduces(self, section: Section, lane: Axis, parent: Level, blocked: tuple[Axis, ...] = ()) -> list[Accumulator]:
+        """The loops of a section over lanes; the accumulators of its reductions, arrays of lanes."""
         body = self.body
         name = body.variable(lane.symbol)
         index = f"{name} - {name}_0"
@@ -293,12 +317,12 @@ class Loops:
             for line in acc.update(body.value(r.value), body.linear(r.axes)):
                 inner.add(line)
         for s in section.stores:
-            self._store(s, inner)
+            self.store(s, inner)
         del body.path[len(body.path) - len(levels) :]
         added = self._add_up(accumulators, self.lanes(lane))
-        self._close((*section.axes, lane), levels, parent, [], (lane,), (self._few_rows(section.axes), added) if added else None)
-        for r, acc in zip(section.reduces, accumulators, strict=True):
-            body.made[id(r)] = f"({acc.result})"
+        last = (self._few_rows(section.axes), added) if added else None
+        self._close((*section.axes, lane), levels, parent, [], (*blocked, lane), last)
+        return accumulators
 
     def _column_accumulator(self, reduce: Reduce, section: Section, index: str) -> Accumulator:
         return self._in_two_levels(reduce, section, ROWS, f"[{index}]") or self._accumulator(reduce, f"[{index}]")
@@ -316,7 +340,7 @@ class Loops:
             position, rows = position - 1, rows * outer
         return position
 
-    def _store(self, node: Store, level: Level) -> None:
+    def store(self, node: Store, level: Level) -> None:
         body = self.body
         buffer = self.buffers[node.buffer]
         place = (
@@ -324,6 +348,9 @@ class Loops:
             or f"{body.pointers[node.buffer]}[{body._index_with_gathers(node.index, node.gathers, node.mask, buffer, level)}]"
         )
         value = body.value(node.value)
+        if id(node) in self.halves:
+            level.add(f"{self.halves[id(node)]} = {value};")
+            return
         if node.mode != "set":
             value = self._combined(node, buffer, place, value)
         text = f"{place} = {store(buffer.dtype, value)};"

@@ -41,6 +41,13 @@ class Accumulator:
 COMBINE = {ReduceOp.SUM: "+", ReduceOp.PROD: "*", ReduceOp.ANY: "|", ReduceOp.ALL: "&", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
 
 
+COMBINERS = {
+    ReduceOp.SUM: "{a} += {b};", ReduceOp.PROD: "{a} *= {b};", ReduceOp.ANY: "{a} |= {b};", ReduceOp.ALL: "{a} &= {b};",
+    ReduceOp.MIN: "{a} = {b} < {a} ? {b} : {a};", ReduceOp.MAX: "{a} = {b} > {a} ? {b} : {a};",
+}  # fmt: skip
+"""How two accumulators become one."""
+
+
 NO_LOOP = "a running log of summed exponentials has no loop on CPUs: lowering leaves it to the library"
 
 

@@ -19,7 +19,8 @@ import sympy
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
 from precast.codegen.cpp.planning.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
-from precast.codegen.cpp.planning.segments import in_segments
+from precast.codegen.cpp.planning.segments import in_cases, in_segments
+from precast.codegen.cpp.planning.short_rows import short_rows
 from precast.codegen.cpp.planning.windows import in_rows
 from precast.codegen.cpp.types import LIMITS
 from precast.lowering.analysis.effects import index_expr, store_roots
@@ -55,11 +56,14 @@ MANY_ROWS = 64
 
 
 def _in_segments(phase: Phase) -> Phase:
-    """The phase with its innermost loops in pieces, where masks are decided along them."""
-    rows = static_product(a.extent for a in phase.outer)
-    if phase.lane is not None or phase.tile or rows is None or rows < MANY_ROWS or any(not s.axes for s in phase.sections):
+    """The phase with its innermost loops in pieces, where masks are decided along them or along outer ones."""
+    if phase.lane is not None or phase.tile or phase.rows is not None or any(not s.axes for s in phase.sections):
         return phase
-    return replace(phase, sections=tuple(piece for s in phase.sections for piece in in_segments(s, phase.outer)))
+    sections = [case for s in phase.sections for case in in_cases(s, phase.outer)]
+    rows = static_product(a.extent for a in phase.outer)
+    if rows is not None and rows >= MANY_ROWS:
+        sections = [piece for s in sections for piece in in_segments(s, phase.outer)]
+    return replace(phase, sections=tuple(sections))
 
 
 def _scalars(groups: list[tuple[tuple[Axis, ...], list[Store]]], facts: Facts) -> tuple[list[Phase], frozenset[int]]:
@@ -313,6 +317,10 @@ def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Pha
         tile = (across, ordered[-1])
         outer = tuple(a for a in ordered if a not in tile)
         return Phase(outer, (Section(tile, stores=tuple(stores)),), tile=tile)
+    rows = short_rows(axes, stores, facts)
+    if rows is not None:
+        one_range = (rows.head, *rows.inner)
+        return Phase(tuple(a for a in axes if a not in one_range), (Section(one_range, stores=tuple(stores)),), rows=rows)
     return Phase(ordered[:-1], (Section(ordered[-1:], stores=tuple(stores)),))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from precast.codegen.common.index_facts import stride_along
+from precast.codegen.cpp.planning.short_rows import ShortRows
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Store, Value, operands, walk
 
@@ -31,6 +32,8 @@ class Section:
     """A row buffer that the section's stores fill."""
     span: tuple[int, int] | None = None
     """The piece of the last axis that the section runs over; None: all of it."""
+    case: tuple[Axis, int, int] | None = None
+    """An axis of the loops around, and the piece of it in which the section runs; None: it runs always."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Phase:
     lane: Axis | None = None
     tile: tuple[Axis, Axis] | None = None
     """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
+    rows: ShortRows | None = None
+    """The axes of the only section as short rows that run as one range."""
 
 
 def loads_in(roots: Sequence[Value]) -> list[Load]:
