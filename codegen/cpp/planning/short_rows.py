@@ -20,14 +20,23 @@ from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Load, Reduc
 from precast.lowering.ir.scalars import Op
 from precast.lowering.ir.sympy_calls import expand
 
+SHORT_LOOP = 12
+"""Points of the innermost axis from which a loop of its own is as fast: rows of 12 took as long either way, of 5 half of that."""
+
 SHORT_ROW = 64
-"""Points from which a row is worth a loop of its own: four vectors of f32 on the widest machines."""
+"""Points of a row that several axes make up at most: four vectors of f32 on the widest machines."""
+
+LEAST = 128
+"""Points of all rows from which a block is worth its buffers."""
 
 BLOCK = 512
 """Points of a block, about: its buffers take 2 KiB each of f32, and what is done once a block is little beside it."""
 
-WRITTEN_OUT = 16
+WRITTEN_OUT = 10
 """Points of a row below which copies of it are written out, element by element: a loop over so few takes as long as the one it saves."""
+
+REPEATED = 8
+"""Points of a row below which it may be repeated anew for each block, where loops around the rows change it."""
 
 MOST = 8
 """Buffers of one block."""
@@ -82,7 +91,9 @@ def short_rows(axes: Sequence[Axis], stores: Sequence[Store], facts: Facts) -> S
     found = _Parts(head, inner, {s.buffer for s in stores}, facts)
     if not all(map(found.take, roots)) or len(found.once) + len(found.copied) > MOST:
         return None
-    if found.copied and count >= WRITTEN_OUT:
+    around = frozenset(a.symbol for a in axes) - {a.symbol for a in chain}
+    changing = any(facts.deps(v) & around for v in found.once)
+    if found.copied and count >= WRITTEN_OUT or changing and count >= REPEATED:
         return None
     return ShortRows(head, inner, count, tuple(found.once), tuple(found.copied), tuple(found.whole))
 
@@ -95,12 +106,13 @@ def _chain(axes: Sequence[Axis], index: sympy.Expr) -> tuple[Axis, ...] | None:
         axis = next((a for a in axes if a not in found and stride_along(index, a.symbol) == count and a.extent != 1), None)
         if axis is None:
             return None
-        found = (axis, *found)
-        if len(found) > 1 and (not isinstance(axis.extent, int | sympy.Integer) or count * int(axis.extent) >= SHORT_ROW):
-            return found
-        if not isinstance(axis.extent, int | sympy.Integer) or int(axis.extent) < 1:
+        length = int(axis.extent) if isinstance(axis.extent, int | sympy.Integer) else None
+        if found and (length is None or count * length >= LEAST):
+            return (axis, *found)
+        if length is None or length < 1 or (not found and length >= SHORT_LOOP):
             return None
-        count *= int(axis.extent)
+        found = (axis, *found)
+        count *= length
     return None
 
 
