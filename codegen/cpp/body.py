@@ -13,7 +13,7 @@ from precast.codegen.common.value_facts import Facts, float_bounds, substitute
 from precast.codegen.cpp.index_printer import IndexPrinter
 from precast.codegen.cpp.ops import bounded, cast, render
 from precast.codegen.cpp.planning.loop_plan import has_loop, unrolled
-from precast.codegen.cpp.reductions import identity, inline_fold, update_lines
+from precast.codegen.cpp.reductions import identity, inline_fold, row_scan_lines, update_lines
 from precast.codegen.cpp.types import COMPUTE, literal, load
 from precast.lowering.build.float_values import is_real
 from precast.lowering.ir.nodes import Alu, Axis, Buffer, Cast, Const, Gather, Index, Load, Reduce, Scan, Value, operands, walk
@@ -396,7 +396,9 @@ class Body:
         state = self.scans[id(node)]
         item = self.value(node.value)
         names = update_lines(node.op, node.dtype, node.value.dtype, state.acc, state.index, scan=True)
-        for line in names.update(item, f"(int64_t){self.variable(node.axis.symbol)}"):
+        index = f"(int64_t){self.variable(node.axis.symbol)}"
+        alone = None if "[" in state.acc else row_scan_lines(node.op, node.value.dtype, state.acc, state.index, item, index)
+        for line in alone or names.update(item, index):
             level.add(line)
         result = self.fresh("v")
         level.add(f"const {COMPUTE[node.dtype]} {result} = {names.result};")

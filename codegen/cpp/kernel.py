@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -11,15 +11,19 @@ from precast.codegen.common.index_facts import free_symbols, subexpressions
 from precast.codegen.common.value_facts import Facts
 from precast.codegen.cpp import online
 from precast.codegen.cpp.body import Body, Level
+from precast.codegen.cpp.column_sums import write_columns
 from precast.codegen.cpp.costs import PARALLEL_NS, Costs
 from precast.codegen.cpp.loops import Loops
+from precast.codegen.cpp.planning.column_sums import what_must_hold
 from precast.codegen.cpp.planning.loop_plan import TILE, plan, rows_that_may_not_fit, without_rows
-from precast.codegen.cpp.planning.sections import ROW_LIMIT, Phase, Section
+from precast.codegen.cpp.planning.scan_loops import FEW_ROWS, row_by_row
+from precast.codegen.cpp.planning.sections import ROW_LIMIT, Columns, Phase, Section
 from precast.codegen.cpp.planning.shared_updates import loops_apart, owners, owning_gather
 from precast.codegen.cpp.row_blocks import RowBlocks
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.split import Split
 from precast.codegen.cpp.transposes import Tiles
+from precast.codegen.cpp.turned_scans import turned_section
 from precast.codegen.cpp.types import storage
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.build.float_values import is_real
@@ -56,6 +60,7 @@ class _Renderer:
         self.nodes = list(walk(*roots))
         self.written = list(dict.fromkeys(s.buffer for s in kernel.stores))
         read = dict.fromkeys(n.buffer for n in self.nodes if isinstance(n, Load))
+        self.read = frozenset(read)
         self.arguments = (*self.written, *(b for b in read if b not in self.written))
         self.ranges = self._ranges()
         self.symbols = self._size_symbols()
@@ -91,7 +96,8 @@ class _Renderer:
 
     def _widen_ranges(self, phases: Sequence[Phase]) -> None:
         """Takes in the axes that the plan made longer."""
-        for axis in (a for phase in phases for section in phase.sections for a in section.axes):
+        every = [*phases, *(p.columns.whole for p in phases if p.columns is not None)]
+        for axis in (a for phase in every for section in phase.sections for a in section.axes):
             old = self.ranges.get(axis.symbol)
             self.ranges[axis.symbol] = (0, max(old[1], int(axis.extent) - 1)) if old is not None and known(axis.extent) else None
 
@@ -138,15 +144,33 @@ class _Renderer:
     # one phase: outer loops, then its sections
 
     def _phase(self, phase: Phase, top: Level) -> float:
-        unsure = rows_that_may_not_fit(phase)
-        if not unsure:
+        """The phase, beside another form of it for sizes that show at run time only."""
+        if phase.columns is not None and (held := what_must_hold(phase.columns)):
+            conditions = [f"{self.body.extent(a)} {limit}" for a, limit in held]
+            return self._either(conditions, top, lambda: self._rows(phase, top), *map(self._written(top), phase.columns.apart))
+        if phase.turned and phase.lane is not None and not known(phase.lane.extent):
+            conditions = [f"{self.body.extent(phase.lane)} >= {FEW_ROWS}"]
+            return self._either(conditions, top, lambda: self._one_phase(phase, top), lambda: self._one_phase(row_by_row(phase), top))
+        return self._rows(phase, top)
+
+    def _written(self, top: Level) -> Callable[[Phase], Callable[[], float]]:
+        return lambda phase: lambda: self._phase(phase, top)
+
+    def _rows(self, phase: Phase, top: Level) -> float:
+        """The phase with what it keeps of rows, where those fit."""
+        conditions = [f"{self.body.extent(a)} <= {ROW_LIMIT}" for a in rows_that_may_not_fit(phase)]
+        if not conditions:
             return self._one_phase(phase, top)
-        top.add(f"if ({' && '.join(f'{self.body.extent(a)} <= {ROW_LIMIT}' for a in unsure)}) {{")
+        return self._either(conditions, top, lambda: self._one_phase(phase, top), lambda: self._one_phase(without_rows(phase), top))
+
+    def _either(self, conditions: Sequence[str], top: Level, first: Callable[[], float], *others: Callable[[], float]) -> float:
+        top.add(f"if ({' && '.join(conditions)}) {{")
         made, names = dict(self.body.made), dict(top.names)
-        estimate = self._one_phase(phase, top)
+        estimate = first()
         top.add("} else {")
-        self.body.made, top.names = dict(made), dict(names)
-        self._one_phase(without_rows(phase), top)
+        for other in others:
+            self.body.made, top.names = dict(made), dict(names)
+            other()
         top.add("}")
         self.body.made, top.names = made, names
         return estimate
@@ -154,11 +178,15 @@ class _Renderer:
     def _one_phase(self, phase: Phase, top: Level) -> float:
         body = self.body
         estimate = self.costs.serial_ns(phase)
+        if phase.columns is not None:
+            self._columns(phase, phase.columns, estimate, top)
+            return estimate
         chunk = self.costs.chunk(phase, estimate)
         loops = [Loop(body.variable(a.symbol), body.extent(a)) for a in phase.outer if a is not phase.lane]
         rows = None if phase.rows is None else RowBlocks(body, phase.rows)
         blocked = self._blocks(phase, chunk) if rows is None else [(rows.axis, rows.rows.width)]
-        for axis, width in [*([(phase.lane, self.loops.lanes(phase.lane))] if phase.lane is not None else []), *blocked]:
+        lanes = TILE if phase.turned else self.loops.lanes(phase.lane) if phase.lane is not None else 0
+        for axis, width in [*([(phase.lane, lanes)] if phase.lane is not None else []), *blocked]:
             loops.append(Loop(body.variable(axis.symbol) + "_0", body.extent(axis), width))
         if not loops:
             for section in phase.sections:
@@ -175,7 +203,7 @@ class _Renderer:
         level = Level(frozenset(a.symbol for a in phase.outer if a is not phase.lane), len(loops) + 1)
         body.path.append(level)
         if phase.lane is not None:
-            self.loops.lane_bounds(phase.lane, self.loops.lanes(phase.lane), level)
+            self.loops.lane_bounds(phase.lane, lanes, level)
         for axis, width in blocked:
             self.loops.lane_bounds(axis, width, level)
         shared = self._shared_updates(phase, estimate)
@@ -213,6 +241,17 @@ class _Renderer:
         self.body.path.pop()
         self.split.finish(phase, level, top)
 
+    def _columns(self, phase: Phase, columns: Columns, estimate: float, top: Level) -> None:
+        write_columns(
+            columns,
+            self.body,
+            top,
+            lambda level: self._sections(phase, level, ()),
+            lambda: self._one_phase(columns.whole, top),
+            self._pragma(phase, estimate),
+            self.costs.work(phase, estimate),
+        )
+
     def _sections(self, phase: Phase, level: Level, blocked: tuple[Axis, ...]) -> None:
         """Sections in order; a maximum and the sum of exponentials that needs it are one pass."""
         taken = 0
@@ -220,17 +259,23 @@ class _Renderer:
             if number < taken:
                 continue
             if phase.lane is not None:
-                self.loops.lane_section(section, phase.lane, level)
+                (turned_section if phase.turned else Loops.lane_section)(self.loops, section, phase.lane, level)
                 continue
             follower = phase.sections[number + 1] if number + 1 < len(phase.sections) else None
             pair = online.pair_of(section, follower, self.facts, set(self.body.made)) if follower is not None else None
             if section.case is not None:
                 self._case(section, section.case, level, blocked)
-            elif pair is None:
+                continue
+            if pair is None:
                 self.loops.section(section, level, blocked)
-            else:
-                online.write(pair, self.body, level)
-                taken = number + 2
+                continue
+            taken = number + 2
+            user = phase.sections[taken] if taken < len(phase.sections) else None
+            kept = online.kept_for(pair, user, self.buffers, self.read)
+            names = online.write(pair, self.body, level, kept)
+            if kept is not None:
+                online.write_user(pair, kept, names, self.loops, level)
+                taken += 1
 
     def _case(self, section: Section, case: tuple[Axis, int, int], level: Level, blocked: tuple[Axis, ...]) -> None:
         """A section that runs in a piece of an outer axis; what it names is known in that case only."""
@@ -246,15 +291,12 @@ class _Renderer:
         level.add("}")
 
     def _tile_section(self, section: Section, tile: tuple[Axis, Axis], level: Level) -> None:
-        """Where not all blocks are whole, loops of whole ones stand apart: the compiler knows how many vectors their rows hold."""
-        tiles = Tiles(self.body, tile, section)
+        """Where not all blocks are whole, loops of whole ones stand apart."""
+        tiles = Tiles(self.body, tile, section, tile[1])
         tiles.fill(level)
         start = len(level.lines)
         self.loops.section(section, level, tile)
-        lines, pad, name = level.lines[start:], "  " * level.indent, self.body.variable(tile[1].symbol)
-        if not (known(tile[1].extent) and int(tile[1].extent) % TILE == 0):
-            whole = [line.replace(f"{name} < {name}_1", f"{name} < {name}_0 + {TILE}") for line in lines]
-            level.lines[start:] = [f"{pad}if ({name}_1 - {name}_0 == {TILE}) {{", *whole, f"{pad}}} else {{", *lines, f"{pad}}}"]
+        level.lines[start:] = tiles.apart(level.lines[start:], level)
         tiles.empty(level)
 
     def _blocks(self, phase: Phase, chunk: int) -> list[tuple[Axis, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -92,7 +93,7 @@ class Loops:
         for acc in accumulators:
             for kind, name, start in acc.variables:
                 parent.add(f"{kind} {name} = {start};")
-        self._declare_scans(section, parent, "")
+        self.declare_scans(section, parent, "")
         levels = self._open(section.axes, parent)
         inner = levels[-1] if levels else parent
         short = section.span is not None and section.span[1] - section.span[0] < SHORT
@@ -273,7 +274,7 @@ class Loops:
         steady = all(axis.symbol not in self.body.facts.deps(g.value) for g in store.gathers)
         return steady and isinstance(step, int | sympy.Integer) and step != 0 and store.mask is None
 
-    def _declare_scans(self, section: Section, parent: Level, lanes: str) -> None:
+    def declare_scans(self, section: Section, parent: Level, lanes: str) -> None:
         roots = [v for s in section.stores for v in store_roots(s)]
         for node in walk(*roots):
             if not isinstance(node, Scan):
@@ -301,13 +302,20 @@ class Loops:
 
     def lane_reduces(self, section: Section, lane: Axis, parent: Level, blocked: tuple[Axis, ...] = ()) -> list[Accumulator]:
         """The loops of a section over lanes; the accumulators of its reductions, arrays of lanes."""
-        body = self.body
-        name = body.variable(lane.symbol)
+        name = self.body.variable(lane.symbol)
         index = f"{name} - {name}_0"
         accumulators = [self._column_accumulator(r, section, index) for r in section.reduces]
         for acc in accumulators:
             self._declare(acc.variables + (() if acc.part is None else (acc.part,)), parent, index)
-        self._declare_scans(section, parent, index)
+        self.declare_scans(section, parent, index)
+        self.lane_stores(section, lane, parent, (*blocked, lane), accumulators)
+        return accumulators
+
+    def lane_stores(
+        self, section: Section, lane: Axis, parent: Level, blocked: tuple[Axis, ...], accumulators: Sequence[Accumulator] = ()
+    ) -> None:
+        """The loops of a section with the lanes' loop inside; those over axes of `blocked` have bounds of their own."""
+        body = self.body
         levels = self._open((*section.axes, lane), parent)
         inner = levels[-1]
         roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
@@ -320,14 +328,12 @@ class Loops:
             self.store(s, inner)
         del body.path[len(body.path) - len(levels) :]
         added = self._add_up(accumulators, self.lanes(lane))
-        last = (self._few_rows(section.axes), added) if added else None
-        self._close((*section.axes, lane), levels, parent, [], (*blocked, lane), last)
-        return accumulators
+        self._close((*section.axes, lane), levels, parent, [], blocked, (self._few_rows(section.axes), added) if added else None)
 
     def _column_accumulator(self, reduce: Reduce, section: Section, index: str) -> Accumulator:
         return self._in_two_levels(reduce, section, ROWS, f"[{index}]") or self._accumulator(reduce, f"[{index}]")
 
-    def _add_up(self, accumulators: list[Accumulator], lanes: int) -> list[str]:
+    def _add_up(self, accumulators: Sequence[Accumulator], lanes: int) -> list[str]:
         """The lines that add the lanes' sums of some rows to their sums of all."""
         parts = [(a.variables[0][1].split("[")[0], a.part[1].split("[")[0]) for a in accumulators if a.part is not None]
         adds = " ".join(f"{acc}[l] += (double){part}[l]; {part}[l] = 0.0f;" for acc, part in parts)

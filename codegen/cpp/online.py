@@ -3,17 +3,28 @@
 The exponentials are taken less a base, which is the largest number so far; where a block has a larger one, the sum so far is scaled to it
 (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018). What the sum is really less of, `shift` below, may be any
 function of the maximum, and is made up for at the end: logsumexp takes 0 where the maximum is infinite, softmax does not.
+
+Where the loop that follows needs the exponentials again, the pass leaves them where that loop stores its result, or in a row buffer, with
+the base of each block beside them: an exponential costs more than reading what was just written, and one factor a block makes up for its
+base.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+import sympy
+
+from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts
 from precast.codegen.cpp.body import Body, Level
+from precast.codegen.cpp.loops import Loops
 from precast.codegen.cpp.planning.loop_plan import has_loop
 from precast.codegen.cpp.planning.sections import Section
-from precast.lowering.ir.nodes import Alu, Axis, Load, Reduce, Value, walk
+from precast.lowering.analysis.effects import store_roots
+from precast.lowering.ir.nodes import Alu, Axis, Buffer, Const, Load, Reduce, Store, Value, walk
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ir.sizes import known
 
@@ -22,6 +33,12 @@ BLOCK = 4096
 
 SHORT = 64
 """Points up to which a row is not worth the work beside its loops."""
+
+LONG = 1 << 20
+"""Points of a row, 4 MiB of f32, beyond which its exponentials have left the caches when they are needed again: then they are made anew."""
+
+WIDE = 1 << 16
+"""Points of the longest row buffer for exponentials: 256 KiB on the stack, in the second cache."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +78,70 @@ def pair_of(first: Section, second: Section, facts: Facts, made: set[int]) -> Pa
     return Pair(axis, top, total, value, shift)
 
 
-def write(pair: Pair, body: Body, parent: Level) -> None:
-    """Writes the pass into `parent`, and both results as made."""
+@dataclass(frozen=True)
+class Kept:
+    """Exponentials that `user`, the section that follows, needs again. `store`: the store of it in whose place they lie; None: in a row."""
+
+    user: Section
+    store: Store | None
+
+
+def kept_for(pair: Pair, user: Section | None, buffers: Mapping[str, Buffer], read: Collection[str]) -> Kept | None:
+    """How the pair's exponentials are kept for the section that follows; `read`: the buffers that the kernel loads."""
+    if user is None or user.axes != (pair.axis,) or user.span is not None or user.reduces or user.kept or not _follows(pair):
+        return None
+    points = int(pair.axis.extent) if known(pair.axis.extent) else None
+    if (points is not None and points > LONG) or not any(n is pair.total.value for s in user.stores for n in walk(*store_roots(s))):
+        return None
+    written = [s.buffer for s in user.stores]
+    for store in user.stores:
+        plain = store.mode == "set" and store.mask is None and not store.gathers and buffers[store.buffer].dtype is DType.F32
+        alone = store.buffer not in read and written.count(store.buffer) == 1
+        if plain and alone and stride_along(sympy.sympify(store.index), pair.axis.symbol) == 1:
+            others = tuple(s for s in user.stores if s is not store)
+            return Kept(replace(user, stores=(*others, store)), store)  # what stands in its place is read by the others first
+    return Kept(user, None) if points is not None and points <= WIDE else None
+
+
+def _follows(pair: Pair) -> bool:
+    """Whether the exponentials are less the maximum itself, or 0 in the place of -inf: then no block's factor is above 1."""
+    shift = pair.shift
+    if shift is pair.top:
+        return True
+    if not (isinstance(shift, Alu) and shift.op is Op.WHERE and shift.args[2] is pair.top):
+        return False
+    test, nothing, _ = shift.args
+    if not (isinstance(test, Alu) and test.op is Op.EQ and test.args[0] is pair.top and isinstance(nothing, Const) and nothing.value == 0):
+        return False
+    return isinstance(test.args[1], Const) and test.args[1].value == -math.inf
+
+
+def write(pair: Pair, body: Body, parent: Level, kept: Kept | None = None) -> tuple[str, str]:
+    """Writes the pass into `parent`, and both results as made; gives the place of an exponential, and the name of the bases, if kept."""
     x, extent, kind = body.variable(pair.axis.symbol), body.extent(pair.axis), body.index_type
+    place, bases = "", body.fresh("bases")
     loops = []
     for _ in range(2):
         level = Level(frozenset({pair.axis.symbol}), parent.indent + 2, simd=True)
         body.path.append(level)
         name = body.value(pair.value)
+        if kept is not None and kept.store is not None:
+            place = f"{body.pointers[kept.store.buffer]}[{body.index(sympy.sympify(kept.store.index))}]"
         body.path.pop()
         loops.append((level, name))
     (highest, v), (powers, u) = loops
     top, base, total, nan = (body.fresh(p) for p in ("top", "base", "acc", "n"))
     highest.add(f"best = {v} > best ? {v} : best;")
-    powers.add(f"part += exp_below_f32({u} - {base});")
+    if kept is None:
+        powers.add(f"part += exp_below_f32({u} - {base});")
+    else:
+        if not place:
+            row = body.fresh("row")
+            parent.add(f"float {row}[{extent}];")
+            place = f"{row}[{x}]"
+        parent.add(f"float {bases}[({extent} + {BLOCK - 1}) / {BLOCK}];")
+        powers.add(f"const float power = exp_f32({u} - {base});")
+        powers.add(f"{place} = power; part += power;")
     flags = Level(highest.axes, highest.indent, [*highest.lines[:-1]])
     flags.add(f"{nan} |= {v} != {v};")
     block = f"for ({kind} {x} = {x}_b; {x} < {x}_e; ++{x}) {{"
@@ -91,6 +158,8 @@ def write(pair: Pair, body: Body, parent: Level) -> None:
     inner.add(f"  {total} = {nothing} ? 0.0 : {total} * (double)exp_f32({base} - next);")
     inner.add(f"  {top} = best; {base} = next;")
     inner.add("}")
+    if kept is not None:  # of nothing but -inf the base is none: what it is a factor of stays 0, or is nothing
+        inner.add(f"{bases}[{x}_b / {BLOCK}] = {top} == -__builtin_inff() ? {top} : {base};")
     inner.add("#pragma omp simd reduction(+:part)")
     inner.add(block)
     inner.lines += powers.lines
@@ -114,3 +183,22 @@ def write(pair: Pair, body: Body, parent: Level) -> None:
     whole = body.fresh("r")
     parent.add(f"const float {whole} = (float)({total} * (double)exp_f32({base} - {shift}));")
     body.made[id(pair.total)] = whole
+    return place, bases
+
+
+def write_user(pair: Pair, kept: Kept, names: tuple[str, str], loops: Loops, parent: Level) -> None:
+    """Writes the section that reads the kept exponentials, block by block; `names`: what `write` gave."""
+    body, axis = loops.body, pair.axis
+    x, extent, kind = body.variable(axis.symbol), body.extent(axis), body.index_type
+    place, bases = names
+    factor = body.fresh("factor")
+    level = Level(frozenset(), parent.indent + 1)
+    level.add(f"const {kind} {x}_1 = {extent} - {x}_0 > {BLOCK} ? {x}_0 + {BLOCK} : {extent};")
+    level.add(f"const float {factor} = exp_f32({bases}[{x}_0 / {BLOCK}] - {body.value(pair.shift)});")
+    power = id(pair.total.value)
+    body.made[power] = f"({place} * {factor})"
+    loops.section(kept.user, level, (axis,))
+    del body.made[power]
+    parent.add(f"for ({kind} {x}_0 = 0; {x}_0 < {extent}; {x}_0 += {BLOCK}) {{")
+    parent.lines += level.lines
+    parent.add("}")

@@ -79,7 +79,9 @@ def update_lines(op: ReduceOp, dtype: DType, item: DType, acc: str, extra: str, 
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         sign = "<" if op is ReduceOp.MIN else ">"
         if dtype.is_float and scan:
-            step = f"{acc} = ({acc} != {acc} || {{0}} != {{0}}) ? {acc} + {{0}} : ({{0}} {sign} {acc} ? {{0}} : {acc});"
+            step = (
+                f"{acc} = ({acc} != {acc} || {{0}} != {{0}}) ? {acc} + {{0}} : ({{0}} {sign}= {acc} ? {{0}} : {acc});"  # of zeros the last
+            )
             return Accumulator(((kind, acc, start),), lambda v, i: (step.format(v),), acc, ())
         variables = [(kind, acc, start)]
         clauses = [f"{COMBINE[op]}:{acc}"]
@@ -133,6 +135,21 @@ def better(op: ReduceOp, item: DType, value: str, best: str, last: bool) -> str:
         return f"{value} {sign} {best}"
     nan = f"{value} != {value}" if last else f"({value} != {value} && {best} == {best})"
     return f"({value} {sign} {best} || {nan})"
+
+
+def row_scan_lines(op: ReduceOp, item: DType, acc: str, best: str, value: str, index: str) -> tuple[str, ...] | None:
+    """One step of a running extreme of one row, as a branch: most elements are none, so the next need not wait for a choice. None where a
+    choice is one instruction, and for other scans. The empty assembly keeps it a branch.
+    """
+    keep = '__asm__ volatile("");'
+    if op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX):
+        test = f"{acc} < 0 || {better(op, item, value, best, True)}"
+        return (f"if (__builtin_expect({test}, 0)) {{ {acc} = (int64_t){index}; {best} = {value}; {keep} }}",)
+    if op not in (ReduceOp.MIN, ReduceOp.MAX) or not item.is_float:
+        return None
+    sign = ">" if op is ReduceOp.MIN else "<"  # a NaN is taken, as no comparison with it holds, and stays
+    test = f"__builtin_expect(!({value} {sign} {acc}), 0)"
+    return (f"if ({test}) {{ if (__builtin_expect({acc} == {acc}, 1)) {{ {acc} = {value}; {keep} }} }}",)
 
 
 def _arg(op: ReduceOp, item: DType, acc: str, best: str, scan: bool) -> Accumulator:

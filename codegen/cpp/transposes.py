@@ -17,15 +17,12 @@ from precast.codegen.common.index_facts import free_symbols, stride_along
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Body, Level
 from precast.codegen.cpp.planning.loop_plan import TILE
-from precast.codegen.cpp.planning.sections import Section
+from precast.codegen.cpp.planning.sections import MOST_TILES, Section
 from precast.codegen.cpp.types import storage
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Axis, Load, Reduce, Store, walk
+from precast.lowering.ir.sizes import known
 from precast.lowering.ir.sympy_calls import expand
-
-MOST = 8
-"""Buffers of one block: of f32 they take 32 KiB, the first cache of most processors."""
-
 
 CACHED = 1 << 14
 """Points of a matrix up to which a cache holds what is read and written: its lines need not be asked for."""
@@ -46,7 +43,7 @@ def crossings(section: Section, tile: tuple[Axis, Axis], body: Body) -> tuple[li
     bound = {a.symbol for n in nodes if isinstance(n, Reduce) for a in n.axes}
     reads = [c for n in nodes if isinstance(n, Load) and (c := _crossing(n, tile, bound, body)) is not None]
     writes = [c for s in section.stores if (c := _crossing(s, tile, bound, body)) is not None]
-    return reads[:MOST], writes[: max(0, MOST - len(reads))]
+    return reads[:MOST_TILES], writes[: max(0, MOST_TILES - len(reads))]
 
 
 def _crossing(access: Load | Store, tile: tuple[Axis, Axis], bound: set[sympy.Symbol], body: Body) -> Crossing | None:
@@ -64,11 +61,12 @@ def _crossing(access: Load | Store, tile: tuple[Axis, Axis], bound: set[sympy.Sy
 
 
 class Tiles:
-    """The buffers of one block: `fill` before its loops, `places` within, `empty` behind."""
+    """The buffers of one block: `fill` before its loops, `places` within, `empty` behind. The next block lies along the axis `onward`."""
 
-    def __init__(self, body: Body, tile: tuple[Axis, Axis], section: Section) -> None:
+    def __init__(self, body: Body, tile: tuple[Axis, Axis], section: Section, onward: Axis) -> None:
         self.body = body
         self.tile = tile
+        self.onward = onward
         self.section = section
         nodes = walk(*(v for s in section.stores for v in store_roots(s)))
         self.bound = {a.symbol for n in nodes if isinstance(n, Reduce) for a in n.axes}
@@ -101,6 +99,15 @@ class Tiles:
         for crossing in (*self.reads, *self.writes):
             del self.body.tiles[id(crossing.access)]
 
+    def apart(self, lines: list[str], level: Level) -> list[str]:
+        """`lines`, the block's loops, once more for blocks whose vectors are whole: the compiler knows how many those are."""
+        axis, pad = self.tile[1], "  " * level.indent
+        if known(axis.extent) and int(axis.extent) % TILE == 0:
+            return lines
+        name = self.body.variable(axis.symbol)
+        whole = [line.replace(f"{name} < {name}_1", f"{name} < {name}_0 + {TILE}") for line in lines]
+        return [f"{pad}if ({name}_1 - {name}_0 == {TILE}) {{", *whole, f"{pad}}} else {{", *lines, f"{pad}}}"]
+
     def _asked(self) -> list[str]:
         """Calls that ask for the lines of all plain accesses of the block: rows of it along either axis."""
         points = static_product(a.extent for a in self.tile)
@@ -108,7 +115,7 @@ class Tiles:
             return []
         roots = [v for s in self.section.stores for v in store_roots(s)]
         accesses: list[Load | Store] = [*self.section.stores, *(n for n in walk(*roots) if isinstance(n, Load))]
-        return [line for access in accesses if (line := self._ask_for(access)) is not None][:MOST]
+        return [line for access in accesses if (line := self._ask_for(access)) is not None][:MOST_TILES]
 
     def _ask_for(self, access: Load | Store) -> str | None:
         body, index, write = self.body, sympy.sympify(access.index), isinstance(access, Store)
@@ -122,7 +129,7 @@ class Tiles:
         step, rows, row = (across, width, height) if along == 1 else (along, height, width)
         first = f"{body.pointers[access.buffer]} + {body.index(index, dict(zip((a.symbol for a in self.tile), low, strict=True)))}"
         if not write:
-            first += f" + {TILE} * {body.index(along)}"  # the block that comes next
+            first += f" + {TILE} * {body.index(along if self.onward is self.tile[1] else across)}"  # the block that comes next
         size = body.buffers[access.buffer].dtype.itemsize
         return f"ask_for_lines<{int(write)}>({first}, {body.index(step)} * {size}, {rows}, ({row}) * {size});"
 

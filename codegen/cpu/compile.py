@@ -24,7 +24,7 @@ from precast.codegen.cpu.host import CpuHostWriter
 from precast.codegen.cpu.library_calls import writes_in_place
 from precast.codegen.cpu.panel_gemm import panel_source
 from precast.codegen.cpu.reuse_residuals import write_over_residuals
-from precast.codegen.cpu.select_library import expand, pack_weights
+from precast.codegen.cpu.select_library import expand, pack_weights, write_out_attention
 from precast.codegen.cpu.small_m_gemm import few_rows_source
 from precast.codegen.cpu.split_mkl_epilogues import split_epilogues
 from precast.codegen.cpu.tuning import Chooser, takes_bfloat16
@@ -156,12 +156,17 @@ def stages(chooser: Chooser, weights: frozenset[str], lanes: int) -> Stages:
         ("fuse again", partial(_again, fuse)),
         ("collapse axes again", partial(_again, collapse_axes)),
         ("name kernels again", partial(_again, name_kernels)),
+        ("write out attention", partial(_write_out, chooser)),
         ("select libraries", partial(_select, chooser, weights, lanes)),
         ("pack weights", partial(_pack, weights, lanes)),
         ("write over residuals", _write_over),
         ("plan memory", _plan_memory),
         ("select libraries of what is prepared", partial(_select_prepare, chooser)),
     ]
+
+
+def _write_out(chooser: Chooser, selection: Selection) -> Selection:
+    return replace(selection, program=write_out_attention(selection.program, chooser))
 
 
 def _split(chooser: Chooser, weights: frozenset[str], selection: Selection) -> Selection:

@@ -14,13 +14,20 @@ from precast.codegen.cpu.attention import attention_fits
 from precast.codegen.cpu.missing_calls import ONEDNN, without_missing
 from precast.codegen.cpu.panel_gemm import PanelPack, panel_fits
 from precast.codegen.cpu.small_m_gemm import few_rows
-from precast.codegen.cpu.tuning import Chooser, conv_candidates, gemm_candidates, panel_conv_candidates, plain_conv_candidates
+from precast.codegen.cpu.tuning import (
+    Chooser,
+    attention_candidates,
+    conv_candidates,
+    gemm_candidates,
+    panel_conv_candidates,
+    plain_conv_candidates,
+)
 from precast.codegen.cpu.winograd import WinogradPack, winograd_candidates, winograd_shape
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step, View
 from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint, known
-from precast.lowering.passes.fusion.library_loops import epilogue_kernel, gemm_kernel
+from precast.lowering.passes.fusion.library_loops import attention_products, epilogue_kernel, gemm_kernel
 
 How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "panel"]
 """Who computes a library step on a CPU. `aten`: torch's operator, which is MKL for a product. `flash`: torch's attention kernel.
@@ -283,6 +290,36 @@ def _with_rest(step: Conv, call: Conv | Gemm, how: How, name: str, buffers: Mapp
     rest = epilogue_kernel(name, step, buffers)
     bare = replace(call, activation="none", activation_args=(), residual=None)
     return [LibraryCall(bare, how), *([rest] if rest is not None else [])]
+
+
+def write_out_attention(program: Program, chooser: Chooser) -> Program:
+    """The program with attention that it had as products and a softmax in bfloat16 as those again, where oneDNN's products are faster than
+    the many small ones of the library's attention.
+    """
+    steps: list[Step] = []
+    buffers = {b.name: b for b in program.buffers}
+    for number, step in enumerate(program.steps):
+        if not isinstance(step, Attention) or not _as_products(step, buffers, chooser):
+            steps.append(step)
+            continue
+        made, more = attention_products(f"attention_{number}", step, buffers)
+        steps += made
+        buffers |= {b.name: b for b in more}
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values())) if len(steps) > len(program.steps) else program
+
+
+def _as_products(step: Attention, buffers: Mapping[str, Buffer], chooser: Chooser) -> bool:
+    dtype, sizes = buffers[step.out].dtype, (*step.q.size, *step.k.size, *step.v.size)
+    strides = (*step.q.stride, *step.k.stride, *step.v.stride)
+    if not step.written_out or step.causal or step.mask is not None or dtype is not DType.BF16 or not known(*sizes, *strides):
+        return False
+    if not chooser.onednn_takes(dtype) or step.q.size[:2] != step.k.size[:2]:
+        return False
+    scores = int(ix.numel((*step.q.size[:3], step.k.size[2]))) * dtype.itemsize
+    if not 0 < scores <= LARGE or not all(1 in view.stride[2:] for view in (step.q, step.k, step.v)):
+        return False
+    key = f"attention {dtype.value} {[int(n) for n in sizes]} {[int(n) for n in strides]}"
+    return chooser.pick(key, attention_candidates(step, buffers), "products") == "products"
 
 
 def _attention(step: Attention, buffers: Mapping[str, Buffer]) -> RunStep:

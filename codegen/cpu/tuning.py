@@ -18,7 +18,7 @@ from precast.codegen.common.measure import POST_OPS, Candidates, Record, decide,
 from precast.codegen.cpu.missing_calls import ONEDNN
 from precast.codegen.cpu.panel_gemm import panel_call, panel_fits
 from precast.codegen.cpu.small_m_gemm import few_rows, product_call
-from precast.lowering.ir.nodes import Buffer, Conv, Gemm, View
+from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, View
 from precast.lowering.ir.scalars import DType
 
 _memory: dict[str, Record] = {}
@@ -259,6 +259,32 @@ def plain_conv_candidates(step: Conv, buffers: Mapping[str, Buffer], packed: boo
         return {
             "onednn": lambda: torch.ops.mkldnn._convolution_pointwise.default(x, theirs, bias, zeros, ones, ones, 1, "none", [], "none"),
             "aten": lambda: torch.conv2d(x, w, bias),
+        }
+
+    return make
+
+
+def attention_candidates(step: Attention, buffers: Mapping[str, Buffer]) -> Candidates:
+    """Attention as the library's, or as two products and a softmax in memory that is at hand."""
+    dtype = torch_dtype(buffers[step.q.buffer])
+
+    def make() -> dict[str, Callable[[], object]]:
+        q, k, v = (tensor(view, dtype) for view in (step.q, step.k, step.v))
+        a, b, c = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
+        scores, out = (
+            torch.empty(a.shape[0], a.shape[1], b.shape[2], dtype=dtype),
+            torch.empty(a.shape[0], a.shape[1], c.shape[2], dtype=dtype),
+        )
+        shares = torch.empty_like(scores)
+
+        def products() -> object:
+            torch.bmm(a, b, out=scores)
+            torch.ops.aten._softmax.out(scores, -1, False, out=shares)
+            return torch.bmm(shares, c, out=out)
+
+        return {
+            "flash": lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=step.scale),
+            "products": products,
         }
 
     return make

@@ -3,7 +3,8 @@
 ERROR = """
 struct Error { int set; int dimension; int64_t index; int64_t size; };
 """
-"""What a kernel or a check says of an index out of range, or (dimension -2) of an integer that was divided by 0."""
+"""What a kernel or a check says of an index out of range, or (dimension -2) of an integer that was divided by 0, or
+(dimension -3) that it found no memory."""
 
 MESSAGES = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -23,6 +24,7 @@ static int say_index(const Error& fault, char* error, int64_t capacity) {
   const long long index = (long long)fault.index, size = (long long)fault.size;
   const int dimension = fault.dimension;
   if (dimension == -2) snprintf(error, room, "ZeroDivisionError: an integer was divided by 0");
+  else if (dimension == -3) snprintf(error, room, "out of memory: the sums of a matrix's columns could not be allocated");
   else if (dimension >= 0) snprintf(error, room, "I: index %lld is out of bounds for dimension %d with size %lld", index, dimension, size);
   else snprintf(error, room, "I: index %lld is out of bounds for a dimension with size %lld", index, size);
   return 1;

@@ -321,6 +321,8 @@ class Attention:
     causal: bool
     scale: float
     origins: tuple[str, ...] = ()
+    written_out: bool = False
+    """Whether the program had it as products and a softmax of matrices in the operands' half type: then it may run as those."""
 
 
 Step = Kernel | Extern | Gemm | Conv | Attention

@@ -7,6 +7,7 @@ from functools import partial
 
 from precast.lowering.analysis.dependencies import order_steps
 from precast.lowering.options import LoweringOptions
+from precast.lowering.passes.fusion.column_sums import join_column_sums
 from precast.lowering.passes.fusion.epilogue_fusion import attach_epilogues
 from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
 from precast.lowering.passes.layout.layout_assignment import channels_last_where_it_pays
@@ -44,13 +45,14 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("forward copies", forward_copies),
         *epilogues,
         ("channels last", channels_last_where_it_pays),
-        ("fuse", fuse),
+        ("fuse", partial(fuse, rows_in_points=True)),
         ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),
         ("split axes", partial(split_axes, positions=True)),
         ("recognise attention", recognise_attention),
         ("fuse siblings", partial(fuse_siblings, growth=options.memory_growth / 2)),
         ("hoist invariants", partial(hoist_invariants, growth=options.memory_growth / 2)),
+        ("column sums", join_column_sums),
         ("collapse axes", collapse_axes),
         ("order", order_steps),
         ("name kernels", name_kernels),

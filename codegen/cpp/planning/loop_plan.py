@@ -18,6 +18,8 @@ import sympy
 
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
+from precast.codegen.cpp.planning.column_sums import with_columns
+from precast.codegen.cpp.planning.scan_loops import scan_phase
 from precast.codegen.cpp.planning.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
 from precast.codegen.cpp.planning.segments import in_cases, in_segments
 from precast.codegen.cpp.planning.short_rows import short_rows
@@ -34,6 +36,10 @@ TILE = 32
 """Side of a transposition block: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
 
 
+Bound = dict[tuple[object, ...], tuple[Axis, ...]]
+"""The axes that reductions over so many points are given, by extents: those of a kernel's phases are then the same objects."""
+
+
 def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
     """Loop structure of `kernel`; stores that share outer loops and reductions share a phase."""
     groups: list[tuple[tuple[Axis, ...], list[Store]]] = []
@@ -46,9 +52,10 @@ def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
         else:
             groups.append((axes, [store]))
     phases, made = _scalars(groups, facts)
-    for axes, stores in groups:
-        _merge(phases, (None if made else in_rows(axes, stores, facts)) or _phase(axes, stores, facts, made))
-    return tuple(map(_in_segments, phases))
+    bound: Bound = {}
+    for axes, stores in sorted(groups, key=lambda group: -len(group[0])):  # shorter ones may need the reductions of the longest
+        _merge(phases, (None if made else in_rows(axes, stores, facts)) or _phase(axes, stores, facts, made, bound))
+    return tuple(map(_in_segments, with_columns(phases, facts)))
 
 
 MANY_ROWS = 64
@@ -57,7 +64,8 @@ MANY_ROWS = 64
 
 def _in_segments(phase: Phase) -> Phase:
     """The phase with its innermost loops in pieces, where masks are decided along them or along outer ones."""
-    if phase.lane is not None or phase.tile or phase.rows is not None or any(not s.axes for s in phase.sections):
+    apart = phase.lane is not None or phase.tile or phase.rows is not None or phase.columns is not None
+    if apart or any(not s.axes for s in phase.sections):
         return phase
     sections = [case for s in phase.sections for case in in_cases(s, phase.outer)]
     rows = static_product(a.extent for a in phase.outer)
@@ -88,11 +96,11 @@ def _merge(phases: list[Phase], new: Phase) -> None:
     phases.append(new)
 
 
-def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts, made: frozenset[int] = frozenset()) -> Phase:
+def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts, made: frozenset[int], bound: Bound) -> Phase:
     hoisted = [r for r in _hoisted(axes, stores, facts) if id(r) not in made]
     indexed = [r for r in hoisted if r.op in (ReduceOp.ARGMIN, ReduceOp.ARGMAX)]
     if indexed:
-        return _phase(axes, _replace(stores, {id(r): _two_pass(r) for r in indexed}), facts, made)
+        return _phase(axes, _replace(stores, {id(r): _two_pass(r) for r in indexed}), facts, made, bound)
     if not hoisted:
         return _pointwise(axes, stores, facts)
     free = max((_free(r, axes, facts) for r in hoisted), key=len)
@@ -101,8 +109,8 @@ def _phase(axes: tuple[Axis, ...], stores: list[Store], facts: Facts, made: froz
     inner = tuple(a for a in axes if a not in free)
     longer: dict[int, Value] = {id(r): found for r in hoisted if (found := _one_range(r, inner, facts)) is not r}
     if longer:
-        return _phase(axes, _replace(stores, longer), facts, made)
-    stores, reduces = _rename(stores, hoisted, inner, facts)
+        return _phase(axes, _replace(stores, longer), facts, made, bound)
+    stores, reduces = _rename(stores, hoisted, inner, facts, bound)
     lane = _lane_axis(outer, reduces, stores, facts)
     if lane is not None and any(lane not in _free(r, axes, facts) for r in reduces):
         lane = None  # a result that is the same for all lanes has its place before their loop
@@ -248,11 +256,14 @@ def _hoisted(axes: tuple[Axis, ...], stores: Sequence[Store], facts: Facts) -> l
     return list(found.values())
 
 
-def _rename(stores: list[Store], hoisted: list[Reduce], inner: tuple[Axis, ...], facts: Facts) -> tuple[list[Store], list[Reduce]]:
+def _rename(
+    stores: list[Store], hoisted: list[Reduce], inner: tuple[Axis, ...], facts: Facts, bound: Bound
+) -> tuple[list[Store], list[Reduce]]:
     """Gives bound axes of equal extents the same axes, those of the final loop first, so that equal work is the same object."""
-    chosen: dict[tuple[object, ...], tuple[Axis, ...]] = {}
+    chosen = dict(bound)
     if inner:
         chosen[tuple(a.extent for a in inner)] = inner
+        bound.setdefault(tuple(a.extent for a in inner), inner)
     new: dict[int, Value] = {}
     wanted = {id(r) for r in hoisted}
     renamed: list[Reduce] = []
@@ -309,7 +320,7 @@ def _lane_axis(outer: tuple[Axis, ...], reduces: Sequence[Reduce], stores: Seque
 def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Phase:
     scanned = [n.axis for n in walk(*(v for s in stores for v in store_roots(s))) if isinstance(n, Scan)]
     if scanned:
-        return _scan_phase(axes, scanned[0], stores, facts)
+        return scan_phase(axes, scanned[0], stores, facts)
     section = Section(axes, stores=tuple(stores))
     ordered = vector_last(axes, section)
     across = _crossing(ordered, stores)
@@ -339,23 +350,6 @@ def _crossing(ordered: tuple[Axis, ...], stores: Sequence[Store]) -> Axis | None
 
 def _long(axis: Axis) -> bool:
     return not isinstance(axis.extent, int | sympy.Integer) or int(axis.extent) >= 16
-
-
-def _scan_phase(axes: tuple[Axis, ...], axis: Axis, stores: list[Store], facts: Facts) -> Phase:
-    """Running reductions: the scanned axis innermost, or above a tile of lanes where memory runs along another axis.
-
-    A scan that is the same in every lane has its place outside of the lanes' loop, where an accumulator per lane has no meaning.
-    """
-    roots = [v for s in stores for v in store_roots(s)]
-    indices = [load.index for load in loads_in(roots)] + [s.index for s in stores]
-    outer = tuple(a for a in axes if a is not axis)
-    scans = [facts.deps(node) for node in walk(*roots) if isinstance(node, Scan)]
-    lane = max((a for a in outer if all(a.symbol in deps for deps in scans)), key=lambda a: score(a, indices), default=None)
-    if lane is not None and score(lane, indices) > score(axis, indices):
-        outer = (*(a for a in outer if a is not lane), lane)
-    else:
-        lane = None
-    return Phase(outer, (Section((axis,), stores=tuple(stores)),), lane)
 
 
 def unrolled(value: Value) -> bool:

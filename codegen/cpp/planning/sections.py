@@ -10,13 +10,17 @@ import sympy
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.cpp.planning.short_rows import ShortRows
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Store, Value, operands, walk
 
 UNROLL_LIMIT = 32
 """Reductions of at most this many points are unrolled into the body of the surrounding loop."""
 
 ROW_LIMIT = 8192
 """Longest row buffer, in elements: 32 KiB of f32 on the stack, which stays in the first two caches."""
+
+
+MOST_TILES = 8
+"""Buffers of one transposition block: of f32 they take 32 KiB, the first cache of most processors."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,24 @@ class Phase:
     """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
     rows: ShortRows | None = None
     """The axes of the only section as short rows that run as one range."""
+    turned: bool = False
+    """Whether memory runs along the only section's scanned axis and not along `lane`: both run in square blocks, turned on the way."""
+    columns: Columns | None = None
+    """Sums of columns that the last section adds to, see `column_sums.py`."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """`row` in blocks of `step`; `parts`: a block's sums, and those of all blocks; `whole` makes the results of the latter."""
+
+    row: Axis
+    column: Axis
+    step: int
+    blocks: Size
+    parts: tuple[tuple[Buffer, Buffer], ...]
+    whole: Phase
+    apart: tuple[Phase, Phase]
+    """The two phases without common loops, for sizes where those are better."""
 
 
 def loads_in(roots: Sequence[Value]) -> list[Load]:

@@ -42,6 +42,7 @@ class Fusion:
     """The state of one run of the pass."""
 
     program: Program
+    rows_in_points: bool = False
     groups: dict[int, Group] = field(default_factory=dict)
     owner: list[int] = field(default_factory=list)  # step -> group
     after: dict[int, set[int]] = field(default_factory=dict)  # group -> groups that come later (may name absorbed groups)
@@ -60,9 +61,11 @@ def fuse_results(program: Program) -> Program:
     return _fuse(program, pointwise_only=True, survivors=True)
 
 
-def fuse(program: Program) -> Program:
-    """Producers into consumers, reductions included."""
-    return _fuse(program, pointwise_only=False)
+def fuse(program: Program, *, rows_in_points: bool = False) -> Program:
+    """Producers into consumers, reductions included. `rows_in_points`: a row's reductions that are needed elsewhere, too, may be stored by
+    a kernel over the points of the rows.
+    """
+    return _fuse(program, pointwise_only=False, rows_in_points=rows_in_points)
 
 
 def fuse_siblings(program: Program, growth: float, launches: bool = False) -> Program:
@@ -74,10 +77,10 @@ def fuse_siblings(program: Program, growth: float, launches: bool = False) -> Pr
     return emit(program, facts, state.groups, state.owner, tuple(state.notes), again=True)
 
 
-def _start(program: Program) -> tuple[KernelFacts, Fusion]:
+def _start(program: Program, rows_in_points: bool = False) -> tuple[KernelFacts, Fusion]:
     """Each kernel a group of its own."""
     facts = facts_of(program)
-    state = Fusion(program)
+    state = Fusion(program, rows_in_points)
     steps = program.steps
     before = dependencies(program)
     state.owner = list(range(len(steps)))
@@ -92,9 +95,9 @@ def _start(program: Program) -> tuple[KernelFacts, Fusion]:
     return facts, state
 
 
-def _fuse(program: Program, *, pointwise_only: bool, survivors: bool = False) -> Program:
+def _fuse(program: Program, *, pointwise_only: bool, survivors: bool = False, rows_in_points: bool = False) -> Program:
     """`survivors`: of pointwise kernels also those whose result is needed outside of the fused one."""
-    facts, state = _start(program)
+    facts, state = _start(program, rows_in_points)
     for sole in (True, False) if survivors or not pointwise_only else (True,):
         for position in range(len(program.steps)):
             if state.owner[position] in state.groups:
@@ -160,7 +163,7 @@ def _merged_or_reason(state: Fusion, facts: KernelFacts, a: Group, b: Group, sur
         reason = rule(facts, a, b, sites)
         if reason is not None:
             return reason
-    return merge_places(facts, a, b, sites, survivors)
+    return merge_places(facts, a, b, sites, survivors, state.rows_in_points)
 
 
 def _path_between(state: Fusion, start: int, goal: int) -> bool:

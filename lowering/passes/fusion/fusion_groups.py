@@ -193,8 +193,10 @@ def _evaluations(b: Group, inner: list[Axis], used: Symbols) -> int:
     return points((*outer, *bound))
 
 
-def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], survivors: list[str]) -> Group | str:
-    """`b` with `a` computed inside it, or why the two do not share a loop nest."""
+def merge_places(
+    facts: KernelFacts, a: Group, b: Group, sites: list[Site], survivors: list[str], rows_in_points: bool = False
+) -> Group | str:
+    """`b` with `a` computed inside it, or why the two do not share a loop nest. `rows_in_points`: see `fuse`."""
     site = sites[0]
     found = axes_of_producer(facts, a, site)
     if isinstance(found, str):
@@ -202,7 +204,7 @@ def merge_places(facts: KernelFacts, a: Group, b: Group, sites: list[Site], surv
     mapping, missing = found
     axes = b.axes
     if survivors:
-        aligned = _align(a, b, site, mapping, missing)
+        aligned = _align(a, b, site, mapping, missing, rows_in_points)
         if isinstance(aligned, str):
             return aligned
         axes, mapping = aligned
@@ -290,7 +292,7 @@ def axes_of_producer(facts: KernelFacts, a: Group, site: Site) -> tuple[dict[sym
 
 
 def _align(
-    a: Group, b: Group, site: Site, mapping: dict[sympy.Symbol, sympy.Expr], missing: tuple[Axis, ...]
+    a: Group, b: Group, site: Site, mapping: dict[sympy.Symbol, sympy.Expr], missing: tuple[Axis, ...], rows_in_points: bool
 ) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]] | str:
     """Gives each point of the producer one point of the fused loop nest, adding inner axes to the consumer where it has none left."""
     used_axes = (*site.axes, *site.binders)
@@ -312,7 +314,7 @@ def _align(
             rename[axis.symbol] = name
     if free and extra:
         return "its buffer is needed elsewhere too, and the two run over different axes"
-    if free:
+    if free and not (rows_in_points and site.reducing):
         return "its buffer is needed elsewhere too, and the consumer would store it several times"
     return (*b.axes, *extra), {s: renamed(e, rename) for s, e in mapping.items()}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import mul
 
 import sympy
 
+from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import (
     Alu,
+    Attention,
     Axis,
     Buffer,
     Cast,
@@ -20,12 +22,15 @@ from precast.lowering.ir.nodes import (
     Load,
     Reduce,
     Size,
+    Step,
     Store,
     Value,
     View,
     axis_symbol,
 )
 from precast.lowering.ir.scalars import DType, Op, ReduceOp
+from precast.lowering.ir.substitution import shared_axis
+from precast.lowering.ir.sympy_calls import same
 
 Buffers = Mapping[str, Buffer]
 
@@ -164,3 +169,65 @@ def _product(
         value = Alu(Op.ADD, (value, in_compute_type(bias)), compute)
     value = finish(step, value, axes, buffers)
     return Kernel(name, axes, (Store(out.name, place(axes, out.stride), value),), step.origins)
+
+
+def attention_products(name: str, step: Attention, buffers: Buffers) -> tuple[list[Step], list[Buffer]]:
+    """Attention without a mask as two products and a softmax between them, and the buffers that they need: scores, shares of them, and
+    copies of operands (or of the result) whose heads do not lie in one row of matrices. A result that does is a buffer of matrices.
+    """
+    batch, heads, rows, _ = step.q.size
+    count, dtype = ix.numel((batch, heads)), buffers[step.out].dtype
+    before: list[Step] = []
+    fresh: list[Buffer] = []
+
+    def in_one_row(stride: Sequence[Size]) -> bool:
+        return batch == 1 or same(stride[0], ix.numel((stride[1], heads)))
+
+    def matrices(view: View, part: str) -> View:
+        """[batch, heads, rows, depth] as [batch * heads, rows, depth]."""
+        if in_one_row(view.stride):
+            return View(view.buffer, (count, *view.size[2:]), view.stride[1:], view.offset, view.dtype)
+        axes = tuple(shared_axis(s, n) for s, n in zip(ix.symbols(4), view.size, strict=True))
+        stride = ix.contiguous_strides(view.size)
+        copy = Buffer(f"{name}_{part}", dtype, tuple(view.size), stride)
+        fresh.append(copy)
+        value = Load(view.buffer, _at(view.stride, axes, view.offset), dtype.compute)
+        before.append(Kernel(copy.name, axes, (Store(copy.name, _at(stride, axes), value),), step.origins))
+        return View(copy.name, (count, *view.size[2:]), stride[1:])
+
+    q, k, v = matrices(step.q, "q"), matrices(step.k, "k"), matrices(step.v, "v")
+    size = (count, rows, step.k.size[2])
+    stride = ix.contiguous_strides(size)
+    scores, shares = (Buffer(f"{name}_{part}", dtype, size, stride) for part in ("scores", "shares"))
+    out = buffers[step.out]
+    result = (count, rows, step.v.size[3])
+    alone = in_one_row(out.stride)
+    made = Buffer(step.out, dtype, result, out.stride[1:]) if alone else Buffer(f"{name}_out", dtype, result, ix.contiguous_strides(result))
+    turned = View(k.buffer, (count, k.size[2], k.size[1]), (k.stride[0], k.stride[2], k.stride[1]), k.offset, k.dtype)
+    axes = tuple(shared_axis(s, n) for s, n in zip(ix.symbols(3), size, strict=True))
+    last = shared_axis(axis_symbol("r0"), size[2])
+    kind = dtype.compute
+
+    def scaled(*point: Axis) -> Value:
+        return Alu(Op.MUL, (Load(scores.name, _at(stride, point), kind), constant(step.scale, kind)), kind)
+
+    top = Reduce(ReduceOp.MAX, scaled(*axes[:2], last), (last,), kind)
+    total = Reduce(ReduceOp.SUM, Alu(Op.EXP, (Alu(Op.SUB, (scaled(*axes[:2], last), top), kind),), kind), (last,), kind)
+    power = Alu(Op.EXP, (Alu(Op.SUB, (scaled(*axes), top), kind),), kind)
+    softmax = Kernel(shares.name, axes, (Store(shares.name, _at(stride, axes), Alu(Op.DIV, (power, total), kind)),), step.origins)
+    steps = [
+        *before,
+        Gemm(q, turned, None, scores.name, origins=step.origins),
+        softmax,
+        Gemm(View(shares.name, size, stride), v, None, made.name, origins=step.origins),
+    ]
+    if not alone:
+        whole = tuple(shared_axis(s, n) for s, n in zip(ix.symbols(4), (batch, heads, rows, step.v.size[3]), strict=True))
+        value = Load(made.name, _at(ix.contiguous_strides(tuple(a.extent for a in whole)), whole), kind)
+        steps.append(Kernel(f"{name}_copy", whole, (Store(step.out, _at(out.stride, whole), value),), step.origins))
+    return steps, [*fresh, scores, shares, made]
+
+
+def _at(stride: Sequence[Size], axes: Sequence[Axis], offset: Size = 0) -> sympy.Expr:
+    place: sympy.Expr = ix.affine(offset, tuple((s, a.symbol) for s, a in zip(stride, axes, strict=True)))
+    return place

@@ -117,7 +117,9 @@ class _Recogniser:
         v = self._operand(second.b, heads, swap=False)
         out, at = self._result(second, heads)
         gone = {probabilities[0], found[0]}
-        return Attention(q, k, v, None, out, scores.causal, scores.scale, (*first.origins, *kernel.origins, *second.origins)), gone, at
+        origins = (*first.origins, *kernel.origins, *second.origins)
+        half = self.buffers[first.out].dtype.itemsize == 2
+        return Attention(q, k, v, None, out, scores.causal, scores.scale, origins, half), gone, at
 
     def _whole(self, view: View) -> bool:
         buffer = self.buffers[view.buffer]
