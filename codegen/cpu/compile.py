@@ -20,6 +20,7 @@ from precast.codegen.cpp.math_prelude import MATH
 from precast.codegen.cpp.ops import prototypes
 from precast.codegen.cpp.types import PROLOGUE
 from precast.codegen.cpu.attention import attention_source as attention_text
+from precast.codegen.cpu.depthwise import depthwise_source, form_of
 from precast.codegen.cpu.host import CpuHostWriter
 from precast.codegen.cpu.library_calls import writes_in_place
 from precast.codegen.cpu.panel_gemm import panel_source
@@ -31,7 +32,7 @@ from precast.codegen.cpu.tuning import Chooser, takes_bfloat16
 from precast.codegen.cpu.winograd import winograd_source
 from precast.codegen.host.templates import ERROR
 from precast.lowering.analysis.effects import lasting_inputs
-from precast.lowering.ir.nodes import Attention, Buffer, Kernel, Program
+from precast.lowering.ir.nodes import Attention, Buffer, Conv, Kernel, Program
 from precast.lowering.passes.fusion.fusion import fuse
 from precast.lowering.passes.memory.memory_plan import plan_memory
 from precast.lowering.passes.simplify.collapse_axes import collapse_axes
@@ -85,6 +86,9 @@ class CpuCompilation:
             kernel_source += few_rows_source(lanes)
         if any(isinstance(s, LibraryCall) and s.how == "panel" for s in every):
             kernel_source += panel_source(lanes)
+        deep = [s.step for s in every if isinstance(s, LibraryCall) and s.how == "depthwise" and isinstance(s.step, Conv)]
+        if deep:
+            kernel_source += depthwise_source(lanes, [form_of(s, buffers[s.out]) for s in deep])
         host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference)
         host.missing, host.frees_inputs = self.context.missing, self.context.frees_inputs
         host_source = host.source(selection.packs, selection.prepare)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from precast.codegen.common.library_steps import LibraryCall, Pack, weight_view
 from precast.codegen.common.measure import POST_OPS
 from precast.codegen.common.torch_names import DTYPE_CODES
 from precast.codegen.cpu.attention import attention_symbols
+from precast.codegen.cpu.depthwise import DepthwisePack, form_of
 from precast.codegen.cpu.panel_gemm import FINISH, PanelPack
 from precast.codegen.cpu.select_library import gemm_parts
 from precast.codegen.cpu.winograd import Shape, WinogradPack
@@ -40,7 +42,7 @@ class Writer(Protocol):
 
 def writes_in_place(call: LibraryCall) -> bool:
     """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
-    return call.how in ("generated", "parts", "winograd", "own", "panel") or call.how == "aten" and isinstance(call.step, Gemm)
+    return call.how in ("generated", "parts", "winograd", "own", "panel", "depthwise") or call.how == "aten" and isinstance(call.step, Gemm)
 
 
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
@@ -58,6 +60,8 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
             aten_gemm(writer, step, label, "cpu")
         case Conv() as step if call.how == "winograd":
             _winograd(writer, step, call.packed, label)
+        case Conv() as step if call.how == "depthwise":
+            _depthwise(writer, step, call.packed, label)
         case Conv() as step if call.how == "aten":
             aten_convolution(writer, step, label, "cpu")
         case Conv() as step:
@@ -78,6 +82,13 @@ def emit_pack(writer: Writer, number: int, pack: Pack, label: str) -> None:
     weight = weight_view(step)
     if isinstance(pack, WinogradPack):
         _transformed_weight(writer, number, weight, pack.shape, label)
+        return
+    if isinstance(pack, DepthwisePack):
+        channels, _, height, width = (int(n) for n in weight.size)
+        writer.add("{ void* data = 0;")
+        _own_memory(writer, number, pack.elements, label)
+        sizes = f"{height}, {width}, {channels}"
+        writer.add(f"depthwise::layout({_place(writer, weight)}, {writer.ints(weight.stride)}, {sizes}, (float*)data); }}")
         return
     if isinstance(pack, PanelPack):
         sizes = ", ".join(writer.size(n) for n in (*weight.stride[::-1], *weight.size[::-1]))
@@ -230,6 +241,34 @@ def _winograd(writer: Writer, step: Conv, packed: int | None, label: str) -> Non
     )
 
 
+def _bounds(step: Gemm | Conv) -> tuple[str, str]:
+    """What a hardtanh keeps values between, in C++."""
+    low, high = (float(n) for n in (step.activation_args if len(step.activation_args) == 2 else (0, 0)))
+    return _number(low), _number(high)
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f"{'-' if value < 0 else ''}__builtin_inf()"
+
+
+def _depthwise(writer: Writer, step: Conv, packed: int | None, label: str) -> None:
+    out = writer.buffers[step.out]
+    x, weight, bias, rest = (_place(writer, v) for v in (step.x, step.weight, step.bias, step.residual))
+    steps = ", ".join(writer.size(step.x.stride[d]) for d in (0, 2, 3))
+    images, channels, *image = step.x.size
+    sizes = ", ".join(writer.size(n) for n in (images, *image, channels, *out.size[2:], *step.padding))
+    low, high = _bounds(step)
+    order = 0 if step.residual is None else 1 if step.residual_order == "before" else 2
+    writer.add("{ void* data = 0;")
+    if packed is not None:
+        writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
+    operands = f"{x}, {steps}, (const float*)data, {weight}, {writer.ints(step.weight.stride)}, {bias}, {rest}"
+    function = f"depthwise::conv_{form_of(step, out).tag}<{list(FINISH).index(step.activation)}, {order}>"
+    writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
+    writer.add('say(error, capacity, "out of memory: a convolution\'s weight could not be laid out"); return 1; } }')
+    show_convolution(writer, step)
+
+
 def _few_rows(writer: Writer, step: Gemm) -> None:
     out = writer.buffers[step.out]
     a, b, bias = (_place(writer, v) for v in (step.a, step.b, step.bias))
@@ -246,7 +285,7 @@ def _panels(writer: Writer, step: Gemm, packed: int | None, label: str) -> None:
     more = "0" if step.residual is None else writer.size(step.residual.stride[0])
     row = writer.size(out.stride[0] if len(out.size) == 2 else step.b.size[1])  # a convolution's pixels lie close together
     sizes = ", ".join(writer.size(n) for n in (step.a.size[0], step.b.size[1], step.b.size[0]))
-    low, high = (repr(float(n)) for n in (step.activation_args or (0, 0)))
+    low, high = _bounds(step)
     order = 0 if step.residual is None else 1 if step.residual_order == "before" else 2
     writer.add("{ void* data = 0;")
     if packed is not None:

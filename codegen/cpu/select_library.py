@@ -11,6 +11,7 @@ import sympy
 from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep, attention_call
 from precast.codegen.common.measure import POST_OPS, as_seen, conv_key, gemm_key
 from precast.codegen.cpu.attention import attention_fits
+from precast.codegen.cpu.depthwise import DepthwisePack, depthwise_fits
 from precast.codegen.cpu.missing_calls import ONEDNN, without_missing
 from precast.codegen.cpu.panel_gemm import PanelPack, panel_fits
 from precast.codegen.cpu.small_m_gemm import few_rows
@@ -29,12 +30,13 @@ from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint, known
 from precast.lowering.passes.fusion.library_loops import attention_products, epilogue_kernel, gemm_kernel
 
-How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "panel"]
+How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "panel", "depthwise"]
 """Who computes a library step on a CPU. `aten`: torch's operator, which is MKL for a product. `flash`: torch's attention kernel.
 `generated`: a loop, or attention, in C++ of ours. `linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads
 the ordinary weight without reordering it. `parts`: a product with a very large result, column block by column block into memory of ours
 (`PART`). `winograd`: a 3x3 convolution by our own code (`winograd.py`). `own`: a product of few rows by our own code
-(`small_m_gemm.py`). `panel`: a product, or a 1x1 convolution as one, with all that follows it by our own code (`panel_gemm.py`)."""
+(`small_m_gemm.py`). `panel`: a product, or a 1x1 convolution as one, with all that follows it by our own code (`panel_gemm.py`).
+`depthwise`: a depthwise convolution with all that follows it by our own code (`depthwise.py`)."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -104,12 +106,13 @@ def pack_weights(
     for step in steps:
         if (
             isinstance(step, LibraryCall)
-            and step.how in ("onednn", "linear", "parts", "winograd", "panel")
+            and step.how in ("onednn", "linear", "parts", "winograd", "panel", "depthwise")
             and isinstance(step.step, Gemm | Conv)
         ):
             call = step.step
             weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
-            if weight.buffer in weights and known(*weight.size, *(() if isinstance(call, Gemm) else data.size)):
+            of_sizes = isinstance(call, Conv) and step.how != "depthwise"  # the library prepares a convolution for one size of images
+            if weight.buffer in weights and known(*weight.size, *(data.size if of_sizes else ())):
                 packed = len(packs)
                 packs += _packs(step, call, buffers, lanes)
                 step = replace(step, packed=packed)
@@ -121,6 +124,8 @@ def _packs(step: LibraryCall, call: Gemm | Conv, buffers: Mapping[str, Buffer], 
     shape = winograd_shape(call, buffers, lanes) if step.how == "winograd" and isinstance(call, Conv) else None
     if shape is not None:
         return [WinogradPack(call, shape)]
+    if step.how == "depthwise":
+        return [DepthwisePack(call)]
     if step.how == "panel":
         return [PanelPack(call, lanes)]
     return [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
@@ -253,6 +258,8 @@ def _plain_pointwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
 
 
 def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
+    if depthwise_fits(step, buffers):
+        return [LibraryCall(step, "depthwise")]
     shape = winograd_shape(step, buffers, lanes)
     if shape is not None and not chooser.missing & ONEDNN:  # it is measured against oneDNN
         key = f"{conv_key(step, buffers)} padding{list(step.padding)}{_notes(step, packed)}"
