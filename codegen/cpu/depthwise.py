@@ -9,47 +9,20 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from precast.codegen.common.library_steps import Pack
 from precast.codegen.cpu.panel_gemm import FINISH
 from precast.lowering.ir.nodes import Buffer, Conv
-from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import known
-from precast.lowering.passes.layout.channels_last import last_strides
 
-LEAST_CHANNELS = 16
-"""Channels of the narrowest image: a vector of any target. Where the last vector would not be full it begins earlier."""
-MOST_TAPS = 49
-"""Taps of the largest window: the code for a row of taps is unrolled."""
 BLOCKS = (8, 4)
 """Pixels of a row that share their inputs, the most first; the last block of a row begins earlier instead of being smaller."""
 
 Taps = tuple[int, ...]
 """What code depends on: the window's height and width, and both strides and dilations."""
-
-
-def depthwise_fits(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether this code computes a convolution: as many groups as channels, one filter each, and all of it f32 and channels-last."""
-    out = buffers[step.out]
-    if not is_depthwise(step, buffers) or out.stride != last_strides(out.size) or step.x.stride[1] != 1:
-        return False
-    return step.residual is None or step.residual.stride == out.stride and step.residual.size == out.size
-
-
-def is_depthwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
-    """The same but for the layout of images."""
-    out = buffers[step.out]
-    operands = [v for v in (step.x, step.weight, step.bias, step.residual) if v is not None]
-    if {out.dtype, *(v.dtype or buffers[v.buffer].dtype for v in operands)} != {DType.F32} or len(step.x.size) != 4 or step.transposed:
-        return False
-    if not known(step.x.size[1], *step.weight.size, *step.weight.stride) or step.activation not in FINISH:
-        return False
-    channels, _, *window = (int(n) for n in step.weight.size)
-    alone = step.groups == channels == int(step.x.size[1])
-    return alone and channels >= LEAST_CHANNELS and prod(window) <= MOST_TAPS and (step.bias is None or step.bias.stride == (1,))
 
 
 @dataclass(frozen=True, order=True)

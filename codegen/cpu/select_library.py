@@ -11,7 +11,7 @@ import sympy
 from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep, attention_call
 from precast.codegen.common.measure import POST_OPS, as_seen, conv_key, gemm_key
 from precast.codegen.cpu.attention import attention_fits
-from precast.codegen.cpu.depthwise import DepthwisePack, depthwise_fits
+from precast.codegen.cpu.depthwise import DepthwisePack
 from precast.codegen.cpu.missing_calls import ONEDNN, without_missing
 from precast.codegen.cpu.panel_gemm import PanelPack, panel_fits
 from precast.codegen.cpu.small_m_gemm import few_rows
@@ -24,6 +24,7 @@ from precast.codegen.cpu.tuning import (
     plain_conv_candidates,
 )
 from precast.codegen.cpu.winograd import WinogradPack, winograd_candidates, winograd_shape
+from precast.lowering.analysis.depthwise import depthwise_fits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step, View
 from precast.lowering.ir.scalars import DType

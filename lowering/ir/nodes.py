@@ -287,7 +287,10 @@ class Gemm:
 
 @dataclass(frozen=True, eq=False)
 class Conv:
-    """N-d convolution, weights [O, I/groups, *k] (transposed: [I, O/groups, *k]); epilogue as in `Gemm`. Layout is that of the views."""
+    """N-d convolution, weights [O, I/groups, *k] (transposed: [I, O/groups, *k]); epilogue as in `Gemm`. Layout is that of the views.
+
+    `padding_behind`: zeros behind each spatial dimension, where they are not as many as those before it, `padding`.
+    """
 
     x: View
     weight: View
@@ -304,6 +307,7 @@ class Conv:
     residual: View | None = None
     residual_order: Literal["before", "after"] = "before"
     origins: tuple[str, ...] = ()
+    padding_behind: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,7 +78,8 @@ def step_text(step: Step) -> str:
         case Gemm():
             return f"{step.out} = gemm({view_text(step.a)}, {view_text(step.b)}{_epilogue(step)})"
         case Conv():
-            shape = f"stride {step.stride} padding {step.padding} dilation {step.dilation} groups {step.groups}"
+            behind = "" if step.padding_behind is None else f" behind {step.padding_behind}"
+            shape = f"stride {step.stride} padding {step.padding}{behind} dilation {step.dilation} groups {step.groups}"
             kind = "conv_transpose" if step.transposed else "conv"
             return f"{step.out} = {kind}({view_text(step.x)}, {view_text(step.weight)}{_epilogue(step)}) {shape}"
         case Attention():

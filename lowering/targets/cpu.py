@@ -10,6 +10,7 @@ from precast.lowering.options import LoweringOptions
 from precast.lowering.passes.fusion.column_sums import join_column_sums
 from precast.lowering.passes.fusion.epilogue_fusion import attach_epilogues
 from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
+from precast.lowering.passes.layout.fold_padding import fold_padding, pad_again
 from precast.lowering.passes.layout.layout_assignment import channels_last_where_it_pays
 from precast.lowering.passes.simplify.algebra import simplify
 from precast.lowering.passes.simplify.collapse_axes import collapse_axes
@@ -38,6 +39,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         *updates,
         ("write in place", write_in_place),
         ("fold constants", fold_constants),
+        ("fold padding", fold_padding),
         ("fuse pointwise", fuse_pointwise),
         ("dedupe", dedupe),
         ("fold batch norm", fold_batch_norm(options.freeze, bound)),
@@ -45,6 +47,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("forward copies", forward_copies),
         *epilogues,
         ("channels last", channels_last_where_it_pays),
+        ("pad again", pad_again),
         ("fuse", partial(fuse, rows_in_points=True)),
         ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),

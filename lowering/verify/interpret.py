@@ -169,8 +169,12 @@ class _Machine:
                 self._library(step, self.view(a).to(self._wide(a)) @ self.view(b).to(self._wide(b)))
             case Conv():
                 x, w = (self.view(v).to(self._wide(v)) for v in (step.x, step.weight))
+                padding = step.padding
+                if step.padding_behind is not None:
+                    sides = zip(reversed(step.padding), reversed(step.padding_behind), strict=True)
+                    x, padding = torch.nn.functional.pad(x, [n for pair in sides for n in pair]), (0,) * len(padding)
                 result = torch.convolution(
-                    x, w, None, step.stride, step.padding, step.dilation, step.transposed, step.output_padding, step.groups
+                    x, w, None, step.stride, padding, step.dilation, step.transposed, step.output_padding, step.groups
                 )
                 self._library(step, result)
             case Attention():

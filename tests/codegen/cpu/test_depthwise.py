@@ -10,7 +10,8 @@ import torch
 import precast
 from precast.codegen import compile_program
 from precast.codegen.common.options import CodegenOptions
-from precast.codegen.cpu.depthwise import depthwise_fits, row_form
+from precast.codegen.cpu.depthwise import row_form
+from precast.lowering.analysis.depthwise import depthwise_fits
 from precast.lowering.ir.nodes import Buffer, Conv
 from precast.lowering.ir.scalars import DType
 from tests.codegen.loader import Loaded
