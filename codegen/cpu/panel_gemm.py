@@ -70,22 +70,25 @@ def _rows(lanes: int) -> tuple[int, ...]:
     return {16: (12, 4, 1), 8: (6, 2, 1)}.get(lanes, (4, 1))
 
 
-def _tile(rows: int) -> str:
-    """`rows` rows by some depth of one panel: sums begin at `from` (the bias, or what was summed before) and stay in registers."""
+def _tile(rows: int, vectors: int) -> str:
+    """`rows` rows by some depth of one panel: sums begin at `from` (the bias, or what was summed before) and stay in registers. The second
+    vector of a row lies `gap` behind the first.
+    """
     lines = [
         "template <int F, int REST> static void __attribute__((noinline))",
-        f"tile{rows}(const float* a, int64_t lda, const float* b, int64_t K, const float* from, int64_t ldf, const float* rest,",
-        "       int64_t ldr, float* c, int64_t ldc, float low, float high) {",
+        f"tile{rows}_{vectors}(const float* a, int64_t lda, const float* b, int64_t K, const float* from, int64_t ldf, const float* rest,",
+        "       int64_t ldr, float* c, int64_t ldc, int64_t gap, float low, float high) {",
     ]
     lines += [f"  const float* const a{r} = a + {r} * lda;" for r in range(rows)]
-    begin = ", ".join(f"c{r}0 = *(const V*)(from + {r} * ldf), c{r}1 = *(const V*)(from + {r} * ldf + L)" for r in range(rows))
+    begin = ", ".join(f"c{r}{v} = *(const V*)(from + {r} * ldf + {v} * L)" for r in range(rows) for v in range(vectors))
     lines.append(f"  V {begin};")
-    lines.append("  for (int64_t k = 0; k < K; ++k, b += 2 * L) {")
-    lines.append("    const V b0 = *(const V*)b, b1 = *(const V*)(b + L);")
-    lines += [f"    {{ const float x = a{r}[k]; c{r}0 += x * b0; c{r}1 += x * b1; }}" for r in range(rows)]
+    lines.append(f"  for (int64_t k = 0; k < K; ++k, b += {vectors} * L) {{")
+    lines.append(f"    const V {', '.join(f'b{v} = *(const V*)(b + {v} * L)' for v in range(vectors))};")
+    lines += [f"    {{ const float x = a{r}[k]; {' '.join(f'c{r}{v} += x * b{v};' for v in range(vectors))} }}" for r in range(rows)]
     lines.append("  }")
     for r in range(rows):
-        lines.append(f"  put<F, REST>(c{r}0, c{r}1, rest + {r} * ldr, c + {r} * ldc, low, high);")
+        for v in range(vectors):
+            lines.append(f"  put<F, REST>(c{r}{v}, rest + {r} * ldr + {v} * gap, c + {r} * ldc + {v} * gap, low, high);")
     return "\n".join([*lines, "}"])
 
 
@@ -95,11 +98,16 @@ def panel_source(lanes: int) -> str:
     return (
         _SOURCE.replace("@LANES", str(lanes))
         .replace("@ROWS", str(rows[0]))
-        .replace("@TILES", "\n".join(_tile(r) for r in rows))
+        .replace("@TILES", "\n".join(_tile(r, v) for r in rows for v in (1, 2)))
         .replace("@FINISH", "\n".join(f"  if (F == {n}) return {text};" for n, text in enumerate(FINISH.values())))
         .replace("@FIT", "".join(f"n - i >= {r} ? {r} : " for r in rows[:-1]) + "1")
         .replace(
-            "@CASES", " ".join(f"case {r}: tile{r}<G, R>(x, lda, w, K, begin, ldf, more, ldr, to, step, low, high); break;" for r in rows)
+            "@CASES",
+            " ".join(
+                f"case {r}:\n      (VECTORS == 1 ? tile{r}_1<G, R> : tile{r}_2<G, R>)"
+                "(x, lda, w, K, begin, ldf, more, ldr, to, step, gap, low, high); break;"
+                for r in rows
+            ),
         )
         .replace("@LOADS", "V " + ", ".join(f"v{i} = *(const V*)(p + {i} * ldb)" for i in range(lanes)) + ";")
         .replace("@STORES", " ".join(f"*(V*)(q + {i} * 2 * L) = v{i};" for i in range(lanes)))
@@ -117,18 +125,19 @@ typedef float V __attribute__((vector_size(4 * L), aligned(4), may_alias));
 template <int F> INLINE float finish(float x, float low, float high) {
 @FINISH
 }
-template <int F, int REST> INLINE void put(V c0, V c1, const float* rest, float* c, float low, float high) {
-  if (REST == 1) { c0 += *(const V*)rest; c1 += *(const V*)(rest + L); }
-  if (F == 1) { c0 = c0 < 0.0f ? V{0} : c0; c1 = c1 < 0.0f ? V{0} : c1; }
-  if (F <= 1) {
-    if (REST == 2) { c0 += *(const V*)rest; c1 += *(const V*)(rest + L); }
-    *(V*)c = c0; *(V*)(c + L) = c1;
-    return;
+template <int F, int REST> INLINE void put(V x, const float* rest, float* c, float low, float high) {
+  if (REST == 1) x += *(const V*)rest;
+  if (F == 1) x = x < 0.0f ? V{0} : x;
+  if (F == 6) { x = x < low ? V{0} + low : x; x = x > high ? V{0} + high : x; }
+  if (F != 0 && F != 1 && F != 6) {
+    float all[L] __attribute__((aligned(64)));
+    *(V*)all = x;
+    #pragma omp simd
+    for (int64_t j = 0; j < L; ++j) all[j] = finish<F>(all[j], low, high);
+    x = *(const V*)all;
   }
-  float x[W] __attribute__((aligned(64)));
-  *(V*)x = c0; *(V*)(x + L) = c1;
-  #pragma omp simd
-  for (int64_t j = 0; j < W; ++j) c[j] = REST == 2 ? finish<F>(x[j], low, high) + rest[j] : finish<F>(x[j], low, high);
+  if (REST == 2) x += *(const V*)rest;
+  *(V*)c = x;
 }
 @TILES
 /* Panel of `columns` columns of b[K][N], with any strides one of which is 1, as [K][W]; zeros beyond. */
@@ -151,14 +160,28 @@ static void layout(const float* b, int64_t sk, int64_t sn, int64_t K, int64_t co
     }
   }
 }
+/* What is summed at a time. */
+INLINE int64_t depth(int64_t K) { return K <= 1024 ? K : (K + (K + 767) / 768 - 1) / ((K + 767) / 768); }
+/* The vectors of the panel from column n on. The last of a product that is summed at once begins earlier instead of being smaller: some
+   columns are computed twice, alike. 0: a panel filled up with zeros, whose result has columns that nobody stores. */
+INLINE int vectors_of(int64_t n, int64_t N, int64_t K) { return N - n >= W ? 2 : N < L || depth(K) < K ? 0 : N - n > L ? 2 : 1; }
+static void layout_from(const float* b, int64_t sk, int64_t sn, int64_t K, int64_t n, int64_t N, float* to) {
+  const int vectors = vectors_of(n, N, K);
+  if (vectors == 0 || N - n >= W) return layout(b + n * sn, sk, sn, K, N - n < W ? N - n : W, to);
+  for (int v = 0; v < vectors; ++v) {
+    const float* const from = b + (v == vectors - 1 ? N - L : n) * sn;
+    for (int64_t k = 0; k < K; ++k) for (int64_t j = 0; j < L; ++j) to[(k * vectors + v) * L + j] = from[k * sk + j * sn];
+  }
+}
 static void layouts(const float* b, int64_t sk, int64_t sn, int64_t K, int64_t N, float* to, int threads) {
   #pragma omp parallel for schedule(static) num_threads(threads) if(threads > 1)
-  for (int64_t n = 0; n < N; n += W) layout(b + n * sn, sk, sn, K, N - n < W ? N - n : W, to + n * K);
+  for (int64_t n = 0; n < N; n += W) layout_from(b, sk, sn, K, n, N, to + n * K);
 }
 /* n rows by some depth of one panel, from `from` on. The last tile of many rows begins earlier instead of being smaller, where nothing was
    summed before: some rows are computed twice, alike. */
-template <int G, int R> static void rows(const float* a, int64_t lda, const float* w, int64_t K, const float* from, int64_t ldf,
-                                          const float* rest, int64_t ldr, float* c, int64_t step, int64_t n, float low, float high) {
+template <int G, int R, int VECTORS> static void rows(
+    const float* a, int64_t lda, const float* w, int64_t K, const float* from, int64_t ldf, const float* rest, int64_t ldr, float* c,
+    int64_t step, int64_t gap, int64_t n, float low, float high) {
   for (int64_t i = 0, height; i < n; i += height) {
     height = @FIT;
     int64_t m = i;
@@ -174,7 +197,7 @@ template <int F, int REST> static int panel_product(
     const float* a, int64_t lda, const float* packed, const float* b, int64_t sk, int64_t sn, const float* bias, const float* rest,
     int64_t ldr, float* c, int64_t ldc, int64_t M, int64_t N, int64_t K, float low, float high, int threads) {
   if (M <= 0) return 0;
-  const int64_t deep = K <= 1024 ? K : (K + (K + 767) / 768 - 1) / ((K + 767) / 768);  /* what is summed at a time */
+  const int64_t deep = depth(K);
   const int64_t most = (512 << 10) / (4 * deep) / ROWS * ROWS, limit = most < 8 * ROWS ? 8 * ROWS : most > 40 * ROWS ? 40 * ROWS : most;
   const int64_t even = (M + limit - 1) / limit, block = ((M + even - 1) / even + ROWS - 1) / ROWS * ROWS, blocks = (M + block - 1) / block;
   const int64_t panels = (N + W - 1) / W, wanted = 8 * threads;
@@ -197,22 +220,31 @@ template <int F, int REST> static int panel_product(
       const int64_t count = m + block < M ? block : M - m;
       for (int64_t p = g * group; p < (g + 1) * group && p < panels; ++p) {
         const int64_t n = p * W, columns = N - n < W ? N - n : W;
+        const int vectors = vectors_of(n, N, K);
+        const int64_t at = vectors == 1 ? N - L : n, gap = vectors == 2 && columns < W ? N - L - n : L;
         float shift[W] __attribute__((aligned(64)));
-        for (int64_t j = 0; j < W; ++j) shift[j] = bias && j < columns ? bias[n + j] : 0.0f;
-        if (!packed) layout(b + n * sn, sk, sn, K, columns, own);
+        for (int64_t j = 0; j < W; ++j) {
+          const int64_t column = j < L ? at + j : at + gap + j - L;
+          shift[j] = bias && (vectors || j < columns) && column < N ? bias[column] : 0.0f;
+        }
+        if (!packed) layout_from(b, sk, sn, K, n, N, own);
         const float* const w = packed ? packed + n * K : own;
-        const float* const x = a + m * lda; float* const y = c + m * ldc + n; const float* const more = REST ? rest + m * ldr + n : 0;
-        if (columns == W) {
+        const float* const x = a + m * lda; float* const y = c + m * ldc + at; const float* const more = REST ? rest + m * ldr + at : 0;
+        if (vectors == 1) {
+          rows<F, REST, 1>(x, lda, w, K, shift, 0, more, ldr, y, ldc, gap, count, low, high);
+          continue;
+        }
+        if (vectors == 2) {
           int64_t k = 0;
           for (; k + deep < K; k += deep)
-            rows<0, 0>(x + k, lda, w + k * W, deep, k ? y : shift, k ? ldc : 0, 0, 0, y, ldc, count, low, high);
-          rows<F, REST>(x + k, lda, w + k * W, K - k, k ? y : shift, k ? ldc : 0, more, ldr, y, ldc, count, low, high);
+            rows<0, 0, 2>(x + k, lda, w + k * W, deep, k ? y : shift, k ? ldc : 0, 0, 0, y, ldc, gap, count, low, high);
+          rows<F, REST, 2>(x + k, lda, w + k * W, K - k, k ? y : shift, k ? ldc : 0, more, ldr, y, ldc, gap, count, low, high);
           continue;
         }
         float part[ROWS * W] __attribute__((aligned(64)));
         for (int64_t i = 0; i < count; i += ROWS) {
           const int64_t some = count - i < ROWS ? count - i : ROWS;
-          rows<0, 0>(x + i * lda, lda, w, K, shift, 0, 0, 0, part, W, some, low, high);
+          rows<0, 0, 2>(x + i * lda, lda, w, K, shift, 0, 0, 0, part, W, L, some, low, high);
           for (int64_t r = 0; r < some; ++r)
             for (int64_t j = 0; j < columns; ++j) {
               const float other = REST ? more[(i + r) * ldr + j] : 0.0f, sum = part[r * W + j];

@@ -219,10 +219,9 @@ def rows_view(view: View) -> View | None:
 
 
 def panel_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
-    """A 1x1 convolution with all that follows it as a product that our own code takes; None for one that oneDNN does in a single pass."""
+    """A 1x1 convolution with all that follows it as a product that our own code takes."""
     product = _as_product(step, buffers)
-    alone = step.activation in POST_OPS and (step.residual is None or step.activation == "none")
-    return product if product is not None and not alone and panel_fits(product, buffers) else None
+    return product if product is not None and panel_fits(product, buffers) else None
 
 
 def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
@@ -271,7 +270,7 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
         whole = panel_conv(step, buffers) if chooser.measure else None
         if whole is not None:
             key = f"{conv_key(step, buffers)} panels{_notes(step, packed)}"
-            if chooser.pick(key, panel_conv_candidates(step, whole, buffers, packed), "onednn") == "panel":
+            if chooser.pick(key, panel_conv_candidates(step, whole, buffers, packed), chooser.pixel_default()) == "panel":
                 return [LibraryCall(whole, "panel")]
         product = _pointwise_conv(step, buffers)
         key = conv_key(step, buffers) + (" packed" if packed else "")

@@ -94,6 +94,12 @@ class Chooser:
         """Who computes a product where nothing is measured, or too noisily, or none is clearly faster: MKL on an Intel chip."""
         return "mkl" if self.measure and cpu_model().startswith("GenuineIntel") else "onednn"
 
+    def pixel_default(self) -> str:
+        """The same for a 1x1 convolution of channels-last images. Our own writes where the program wants it, with all that follows in the
+        same pass, while the library's result is a new tensor of pages to be touched first.
+        """
+        return "onednn" if cpu_model().startswith("GenuineIntel") else "panel"
+
     def races_panels(self, packed: bool) -> bool:
         """Whether our own product over panels takes part in a race of products. Compiling it for that takes a second, and on Intel chips
         MKL loses to it with a `packed` weight at most.

@@ -108,7 +108,7 @@ def _zeros(kernel: Kernel, buffer: Buffer) -> Zeros | None:
             stack.extend(part.args)
             continue
         bound = _bound(part)
-        symbol = next(iter(bound.free_symbols & set(own)), None) if bound is not None else None
+        symbol = next((s for s in own if s in bound.free_symbols), None) if bound is not None else None
         if bound is None or symbol is None:
             return None
         rest = expand(bound - symbol)

@@ -29,10 +29,10 @@ def product(m: int, k: int, n: int, transposed: bool = True, **more: Any) -> tup
     return Gemm(view(inputs[0]), weight, more.pop("bias", None), "o", **more), {b.name: b for b in inputs}
 
 
-def build(step: Gemm, buffers: dict[str, Buffer], namespace: str, target: str = "cpu:native") -> Loaded:
-    """The program of that one step, whose code is of this `namespace`."""
+def build(step: Gemm, buffers: dict[str, Buffer], namespace: str, target: str = "cpu:native", freeze: bool = False) -> Loaded:
+    """The program of that one step, whose code is of this `namespace`; with `freeze` its weight is laid out once."""
     *inputs, out = buffers.values()
-    compiled = compile_program(schedule(program(inputs, [out], [step]), target), target, CodegenOptions(measure=False))
+    compiled = compile_program(schedule(program(inputs, [out], [step]), target), target, CodegenOptions(measure=False, freeze=freeze))
     assert f"namespace {namespace}" in compiled.kernel_source
     return Loaded(compiled.library)
 

@@ -118,3 +118,37 @@ def test_convolutions_with_relu_behind_them(ours: None, freeze: bool, tmp_path: 
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model.double()(x.double()).float(), rtol=1e-5, atol=1e-5, equal_nan=True)
     assert called == ["relu", "relu"]
+
+
+@pytest.mark.parametrize("n", [16, 24, 31, 50])
+@pytest.mark.parametrize(("k", "freeze", "target"), [(24, True, "cpu:native"), (33, False, "cpu:x86-64-v3"), (1500, True, "cpu:native")])
+def test_narrow_results(ours: None, n: int, k: int, freeze: bool, target: str) -> None:
+    """The last panel begins earlier, or is one vector, where it would not be full."""
+    m = 41
+    more: dict[str, Any] = {"activation": "relu", "residual": View("r", (m, n), (n, 1)), "residual_order": "after"}
+    step, buffers = product(m, k, n, bias=View("b", (n,), (1,)), **more)
+    x, w, b, r = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
+    want = (x.double() @ w.double().t() + b).relu() + r
+    assert relative_error(build(step, buffers, "panel", target, freeze=freeze)(x, w, b, r)[0], want) < 4e-6
+
+
+class _Narrow(nn.Module):
+    """1x1 convolutions of which no library's single pass is missed: nothing, or an activation that it takes, follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 24, 1), nn.Conv2d(24, 40, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.second(self.first(x.relu())))
+
+
+def test_convolutions_that_a_library_does_in_one_pass_take_part(ours: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _Narrow().eval(), torch.randn(2, 32, 9, 7).to(memory_format=torch.channels_last)
+    called: list[str] = []
+    write = library_calls._panels
+    monkeypatch.setattr(library_calls, "_panels", lambda writer, step, *rest: (called.append(step.activation), write(writer, step, *rest)))
+    compiled = precast.compile(model, store=tmp_path / "store")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert called == ["none", "silu"]
