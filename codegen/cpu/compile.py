@@ -33,7 +33,7 @@ from precast.codegen.cpu.winograd import winograd_source
 from precast.codegen.host.templates import ERROR
 from precast.lowering.analysis.effects import lasting_inputs
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Kernel, Program
-from precast.lowering.passes.fusion.fusion import fuse
+from precast.lowering.passes.fusion.fusion import CPU_GATHER, fuse
 from precast.lowering.passes.memory.memory_plan import plan_memory
 from precast.lowering.passes.simplify.collapse_axes import collapse_axes
 from precast.lowering.passes.simplify.name_kernels import name_kernels
@@ -157,7 +157,7 @@ def stages(chooser: Chooser, weights: frozenset[str], lanes: int) -> Stages:
     """
     return [
         ("split epilogues", partial(_split, chooser, weights)),
-        ("fuse again", partial(_again, fuse)),
+        ("fuse again", partial(_again, partial(fuse, gather_cost=CPU_GATHER))),
         ("collapse axes again", partial(_again, collapse_axes)),
         ("name kernels again", partial(_again, name_kernels)),
         ("write out attention", partial(_write_out, chooser)),

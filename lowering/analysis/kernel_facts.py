@@ -31,15 +31,16 @@ class KernelFacts:
     reducing: set[str] = field(default_factory=set)
     stored: dict[int, frozenset[str]] = field(default_factory=dict)  # by kernel
     places: dict[int, list[tuple[Load, tuple[Axis, ...]]]] = field(default_factory=dict)
+    gather_cost: int = 0  # of a load whose neighbours lie apart, in units of `cost_of`
 
     def needed_outside(self, name: str, members: frozenset[int]) -> bool:
         """Whether the buffer must exist in memory when these steps become one."""
         return name in self.outside or not self.users.get(name, set()) <= members
 
 
-def facts_of(program: Program) -> KernelFacts:
+def facts_of(program: Program, gather_cost: int = 0) -> KernelFacts:
     """One walk over the program."""
-    facts = KernelFacts(program)
+    facts = KernelFacts(program, gather_cost=gather_cost)
     facts.outside = {i for i in program.inputs if isinstance(i, str)} | set(program.persistent) | {c.buffer for c in program.constants}
     facts.outside |= {o.view.buffer for o in program.outputs if o.view is not None}
     facts.sizes = {b.name: nbytes_hint(b) // b.dtype.itemsize for b in program.buffers}
@@ -131,6 +132,22 @@ def cost_of(*values: Value) -> int:
             by_number = v.op is Op.DIV and isinstance(v.args[1], Const)
             total += 8 if v.op in TRANSCENDENTAL else 1 if by_number else COSTS.get(v.op, 1)
     return total
+
+
+def gathers_along(store: Store, axes: tuple[Axis, ...]) -> int:
+    """Loads of a stored value at positions that are found anew for each element along its consecutive axis."""
+    pairs = strides_of(store.index, axes)
+    inner = next((axis.symbol for axis, step in reversed(pairs or ()) if step == 1), None)
+    if inner is None:
+        return 0
+    along: set[Value] = set()
+    found = 0
+    for v in walk(store.value):
+        expr = index_expr(v)
+        if (expr is not None and inner in expr.free_symbols) or any(o in along for o in operands(v)):
+            along.add(v)
+        found += isinstance(v, Load) and any(g.value in along for g in v.gathers)
+    return found
 
 
 @remembered

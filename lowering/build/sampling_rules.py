@@ -119,10 +119,16 @@ def _cubic(t: Tensor) -> list[Tensor]:
 
 def upsample_linear(image: Tensor, size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
     """`aten::upsample_linear1d`, `upsample_bilinear2d` and `upsample_trilinear3d` of floats."""
-    kind = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
-    dims = len(size)
+    dtype, dims = image.dtype, len(size)
+    kind = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     factors = scales or (None,) * dims
     taps = [_taps(image, k, size[k], align_corners, factors[k], kind) for k in range(dims)]
+    if _one_by_one(image, size, factors):
+        for k in reversed(range(dims)):
+            first, second, share = taps[k]
+            pick = partial(_picked, image, k + 2, kind)
+            image = pick(first) * (1 - share) + pick(second) * share
+        return image.to(dtype).contiguous()
     corners = []
     for sides in product((0, 1), repeat=dims):
         places = [taps[k][side] for k, side in enumerate(sides)]
@@ -132,21 +138,65 @@ def upsample_linear(image: Tensor, size: Sequence[Any], align_corners: bool, *sc
     layout = suggest_memory_format(image)
     if image.device.type != "cpu" and image.shape[1] < 16:
         layout = torch.contiguous_format
-    result: Tensor = corners[0].to(image.dtype).contiguous(memory_format=layout)
+    result: Tensor = corners[0].to(dtype).contiguous(memory_format=layout)
     return result
+
+
+def upsample_bicubic(image: Tensor, size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
+    """`aten::upsample_bicubic2d` of floats, dimension by dimension, where that pays."""
+    factors = scales or (None, None)
+    if not _one_by_one(image, size, factors):
+        return NotImplemented
+    kind = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
+    places = [_places(image, k, size[k], align_corners, factors[k], kind) for k in range(2)]
+    result = image
+    for k in (1, 0):
+        left, most = places[k].floor(), image.shape[k + 2] - 1
+        weights, first = _cubic((places[k] - left).clamp(0.0, 1.0)), left.to(torch.int64)
+        result = _weighted(weights, [_picked(result, k + 2, kind, (first + (n - 1)).clamp(0, most)) for n in range(4)])
+    return result.to(image.dtype).contiguous()
+
+
+def _one_by_one(image: Tensor, size: Sequence[Any], scales: Sequence[float | None]) -> bool:
+    """Whether an image is resampled one dimension after another, the last one first: each of its lines then serves several of the result.
+
+    On a GPU what lies between would have to be written and read. Of channels last the pixels are whole vectors, which nothing gathers.
+    """
+    if image.device.type != "cpu" or suggest_memory_format(image) != torch.contiguous_format:
+        return False
+    return all(_grows(image.shape[k + 2], size[k], scales[k]) for k in range(len(size) - 1))
+
+
+def _grows(extent: Any, size: Any, scale: float | None) -> bool:
+    """Whether lines between are not many more than those of the result."""
+    if isinstance(extent, int) and isinstance(size, int):
+        return 2 * size >= extent
+    return scale is not None and scale >= 0.5
+
+
+def _picked(image: Tensor, dim: int, kind: torch.dtype, places: Tensor) -> Tensor:
+    """An image at positions along one dimension, in the type that it is sampled in."""
+    found: Tensor = torch.ops.aten._unsafe_index(image, [*[None] * dim, places.flatten()]).to(kind)
+    return found
 
 
 def _taps(image: Tensor, dim: int, size: Any, align_corners: bool, scale: float | None, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """The two positions along a dimension of the image that each point of the result lies between, and the second one's weight."""
+    extent = image.shape[dim + 2]
+    place = _places(image, dim, size, align_corners, scale, kind).clamp(min=0.0)
+    first = place.to(torch.int64).clamp(max=extent - 1)
+    return first, (first + 1).clamp(max=extent - 1), (place - first).clamp(0.0, 1.0)
+
+
+def _places(image: Tensor, dim: int, size: Any, align_corners: bool, scale: float | None, kind: torch.dtype) -> Tensor:
+    """The position along a dimension of the image of each point of the result."""
     extent, behind = image.shape[dim + 2], image.dim() - 3 - dim
     points = torch.arange(size, device=image.device).to(kind)
     if align_corners:
         place = points * ((extent - 1.0) / (size - 1.0) if size > 1 else 0)
     else:
         place = (points + 0.5) * (1.0 / scale if scale is not None and scale > 0 else extent / size) - 0.5
-    place = place.clamp(min=0.0).reshape(-1, *(1 for _ in range(behind)))
-    first = place.to(torch.int64).clamp(max=extent - 1)
-    return first, (first + 1).clamp(max=extent - 1), (place - first).clamp(0.0, 1.0)
+    return place.reshape(-1, *(1 for _ in range(behind)))
 
 
 def on_gpu(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -159,10 +209,11 @@ def on_gpu(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def for_floats(rule: Callable[..., Tensor], other: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`rule` for images of floats, `other` for those of integers, which round in their own way."""
+    """`rule` for images of floats; `other` for those of integers, which round in their own way, and for what the rule does not take."""
 
     def chosen(image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return (rule if image.is_floating_point() else other)(image, *args, **kwargs)
+        found = rule(image, *args, **kwargs) if image.is_floating_point() else NotImplemented
+        return other(image, *args, **kwargs) if found is NotImplemented else found
 
     return chosen
 
@@ -170,8 +221,9 @@ def for_floats(rule: Callable[..., Tensor], other: Callable[..., Tensor]) -> Cal
 def replaced(table: dict[torch._ops.OperatorBase, Callable[..., Any]]) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     """The operators of a table that have a rule here, with it."""
     found: dict[torch._ops.OperatorBase, Callable[..., Any]] = {torch.ops.aten.grid_sampler_2d.default: on_gpu(grid_sampler_2d)}
-    for name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"):
+    rules = dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), upsample_linear)
+    for name, rule in (rules | {"upsample_bicubic2d": upsample_bicubic}).items():
         op = getattr(torch.ops.aten, name).default
         if op in table:
-            found[op] = for_floats(upsample_linear, table[op])
+            found[op] = for_floats(rule, table[op])
     return {op: rule for op, rule in found.items() if op in table}

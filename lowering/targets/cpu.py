@@ -9,7 +9,7 @@ from precast.lowering.analysis.dependencies import order_steps
 from precast.lowering.options import LoweringOptions
 from precast.lowering.passes.fusion.column_sums import join_column_sums
 from precast.lowering.passes.fusion.epilogue_fusion import attach_epilogues
-from precast.lowering.passes.fusion.fusion import fuse, fuse_pointwise, fuse_siblings
+from precast.lowering.passes.fusion.fusion import CPU_GATHER, fuse, fuse_pointwise, fuse_siblings
 from precast.lowering.passes.layout.fold_padding import fold_padding, pad_again
 from precast.lowering.passes.layout.layout_assignment import channels_last_where_it_pays
 from precast.lowering.passes.simplify.algebra import simplify
@@ -40,7 +40,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         ("write in place", write_in_place),
         ("fold constants", fold_constants),
         ("fold padding", fold_padding),
-        ("fuse pointwise", fuse_pointwise),
+        ("fuse pointwise", partial(fuse_pointwise, gather_cost=CPU_GATHER)),
         ("dedupe", dedupe),
         ("fold batch norm", fold_batch_norm(options.freeze, bound)),
         ("merge products", merge_gemms(options.freeze, bound)),
@@ -48,7 +48,7 @@ def passes(target: str, options: LoweringOptions, bound: Collection[str] | None 
         *epilogues,
         ("channels last", channels_last_where_it_pays),
         ("pad again", pad_again),
-        ("fuse", partial(fuse, rows_in_points=True)),
+        ("fuse", partial(fuse, rows_in_points=True, gather_cost=CPU_GATHER)),
         ("one-hot sums", one_hot_sums),
         ("drop roundings", drop_roundings),
         ("split axes", partial(split_axes, positions=True)),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+import precast
 from precast.lowering.build.sampling_rules import grid_sampler_2d
+from tests.ops.runners import program_of
 
 MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 NAN, INF = float("nan"), float("inf")
@@ -49,3 +53,38 @@ def test_halves_are_sampled_in_single_precision() -> None:
     image, grid = torch.randn(1, 2, 5, 5), torch.rand(1, 4, 4, 2)
     half = grid_sampler_2d(image.half(), grid.half())
     torch.testing.assert_close(half, grid_sampler_2d(image.half().float(), grid.half().float()).half(), rtol=0, atol=0)
+
+
+MODES_OF = {3: ("linear",), 4: ("bilinear", "bicubic"), 5: ("trilinear",)}
+SIZES = ((8, 11), (14, 26), (3, 40), (1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", MODES_OF)
+def test_interpolation_dimension_by_dimension(rank: int, dtype: torch.dtype, store: Path) -> None:
+    """Up and down by any factors, in either layout, as near float64 as eager is; an infinite pixel is what eager makes of it."""
+    image = torch.randn(2, 3, *(5, 7, 13)[5 - rank :]).to(dtype)
+    image.flatten()[::50] = float("inf")
+    image.flatten()[7::60] = float("nan")
+    last = image.to(memory_format=torch.channels_last) if rank == 4 else image.mT
+    images = (image, image[..., ::2], last)
+    for mode, align, given in product(MODES_OF[rank], (True, False), images):
+
+        def program(x: Tensor, mode: str = mode, align: bool = align) -> list[Tensor]:
+            found = [F.interpolate(x, size=(4, *size)[5 - rank :], mode=mode, align_corners=align) for size in SIZES]
+            return [*found, F.interpolate(x, scale_factor=1.7, mode=mode, align_corners=align)]
+
+        for got, eager, exact in zip(precast.compile(program, store=store)(given), program(given), program(given.double()), strict=True):
+            rtol, atol = (2e-2, 3e-2) if dtype is torch.bfloat16 else (1e-4, 1e-5)
+            finite = eager.isfinite() & exact.isfinite()
+            torch.testing.assert_close(got[finite], exact[finite].to(dtype), rtol=rtol, atol=atol)
+            if dtype is not torch.bfloat16:  # of which eager rounds shares to 0
+                torch.testing.assert_close(got, eager, rtol=rtol, atol=atol, equal_nan=True)
+            assert got.stride() == eager.stride() or eager.shape[-1] == 1
+
+
+def test_lines_are_resampled_once() -> None:
+    program, _ = program_of(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (torch.randn(2, 4, 32, 32),), schedule=True)
+    assert len(program.steps) == 2, "lines first, then columns of them"
+    program, _ = program_of(lambda x: F.interpolate(x, size=(4, 64), mode="bilinear"), (torch.randn(2, 4, 32, 32),), schedule=True)
+    assert len(program.steps) == 1, "few lines are needed of many"

@@ -30,6 +30,8 @@ from precast.lowering.passes.fusion.reduction_reuse import reductions_stay_singl
 MAX_BUFFERS = 40
 MAX_RECOMPUTE = 6
 """Operations per element that may be computed again, in units of a simple operation."""
+CPU_GATHER = 8
+"""What a load costs there whose neighbours lie apart: a vector of them is as many loads."""
 MAX_MEMBERS = 128
 MAX_SMALL = 1 << 22
 """Points of a kernel on a GPU up to which its launch counts."""
@@ -51,9 +53,9 @@ class Fusion:
     refused: set[tuple[int, int, int, int]] = field(default_factory=set)
 
 
-def fuse_pointwise(program: Program) -> Program:
+def fuse_pointwise(program: Program, gather_cost: int = 0) -> Program:
     """Chains of pointwise kernels in which each value has one user: what the library epilogues are matched on."""
-    return _fuse(program, pointwise_only=True)
+    return _fuse(program, pointwise_only=True, gather_cost=gather_cost)
 
 
 def fuse_results(program: Program) -> Program:
@@ -61,11 +63,11 @@ def fuse_results(program: Program) -> Program:
     return _fuse(program, pointwise_only=True, survivors=True)
 
 
-def fuse(program: Program, *, rows_in_points: bool = False) -> Program:
+def fuse(program: Program, *, rows_in_points: bool = False, gather_cost: int = 0) -> Program:
     """Producers into consumers, reductions included. `rows_in_points`: a row's reductions that are needed elsewhere, too, may be stored by
-    a kernel over the points of the rows.
+    a kernel over the points of the rows. `gather_cost`: what computing a gathered load again costs, in simple operations.
     """
-    return _fuse(program, pointwise_only=False, rows_in_points=rows_in_points)
+    return _fuse(program, pointwise_only=False, rows_in_points=rows_in_points, gather_cost=gather_cost)
 
 
 def fuse_siblings(program: Program, growth: float, launches: bool = False) -> Program:
@@ -77,9 +79,9 @@ def fuse_siblings(program: Program, growth: float, launches: bool = False) -> Pr
     return emit(program, facts, state.groups, state.owner, tuple(state.notes), again=True)
 
 
-def _start(program: Program, rows_in_points: bool = False) -> tuple[KernelFacts, Fusion]:
+def _start(program: Program, rows_in_points: bool = False, gather_cost: int = 0) -> tuple[KernelFacts, Fusion]:
     """Each kernel a group of its own."""
-    facts = facts_of(program)
+    facts = facts_of(program, gather_cost)
     state = Fusion(program, rows_in_points)
     steps = program.steps
     before = dependencies(program)
@@ -95,9 +97,11 @@ def _start(program: Program, rows_in_points: bool = False) -> tuple[KernelFacts,
     return facts, state
 
 
-def _fuse(program: Program, *, pointwise_only: bool, survivors: bool = False, rows_in_points: bool = False) -> Program:
+def _fuse(
+    program: Program, *, pointwise_only: bool, survivors: bool = False, rows_in_points: bool = False, gather_cost: int = 0
+) -> Program:
     """`survivors`: of pointwise kernels also those whose result is needed outside of the fused one."""
-    facts, state = _start(program, rows_in_points)
+    facts, state = _start(program, rows_in_points, gather_cost)
     for sole in (True, False) if survivors or not pointwise_only else (True,):
         for position in range(len(program.steps)):
             if state.owner[position] in state.groups:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from precast.lowering.analysis.kernel_facts import KernelFacts, cost_of, points, reduction_levels
+from precast.lowering.analysis.kernel_facts import KernelFacts, cost_of, gathers_along, points, reduction_levels
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Index, Kernel, Load, Scan, Size, axis_symbol, walk
+from precast.lowering.ir.nodes import Axis, Index, Kernel, Load, Scan, Size, Store, axis_symbol, walk
 from precast.lowering.ir.substitution import Mapping_, coordinates, shared_axis, strides_of
 from precast.lowering.ir.sympy_calls import renamed, same, symbols_of
 
@@ -83,10 +83,15 @@ def single(position: int, kernel: Kernel, facts: KernelFacts) -> Group:
         stores,
         frozenset(s for s in stores if s not in facts.defined),
         frozenset(levels),
-        {s.buffer: cost_of(s.value) for s in kernel.stores},
+        {s.buffer: cost_of(s.value) + _gathering(facts, kernel, s) for s in kernel.stores},
         bool(levels),
         frozenset(v.axis.symbol for v in values if isinstance(v, Scan)),
     )
+
+
+def _gathering(facts: KernelFacts, kernel: Kernel, store: Store) -> int:
+    axes = kernel.axes if store.axes is None else store.axes
+    return facts.gather_cost * gathers_along(store, axes) if facts.gather_cost else 0
 
 
 @dataclass(frozen=True)
