@@ -76,6 +76,8 @@ class Body:
         self.scans: dict[int, ScanState] = {}
         self.tiles: dict[int, str] = {}
         """Where loads and stores (by id) of a block find their elements, turned: see `transposes.py`."""
+        self.positions: dict[tuple[int, int], str] = {}
+        """Where positions of gathers (by the gather's id and that of its load's mask) lie that an earlier section made."""
         self.bad: dict[int, list[str]] = {}
         self.counter = 0
         self.checks = False
@@ -286,6 +288,8 @@ class Body:
 
     def _gather(self, gather: Gather, mask: Value | None, dimension: int, user: Level) -> str:
         """Variable that holds a gathered index: wrapped where it wraps, checked and clamped."""
+        if (id(gather), id(mask)) in self.positions:
+            return self.positions[id(gather), id(mask)]
         deps = self.facts.deps(gather.value) | (self.facts.deps(mask) if mask is not None else frozenset())
         level = self.home(deps)
         key = (id(gather), id(mask))

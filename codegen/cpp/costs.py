@@ -30,6 +30,8 @@ class Costs:
         """Serial nanoseconds of a phase; unknown sizes count as large."""
         total = 0.0
         for section in phase.sections:
+            if section.cuts is not None and section.cuts.part != 1:
+                continue  # the part inside stands for all
             points = static_product(a.extent for a in dict.fromkeys((*phase.outer, *section.axes)))
             total += (1e9 if points is None else points) * self._work(phase, section) * VECTOR_NS * _share(section)
         return total
@@ -55,8 +57,9 @@ class Costs:
     def chunk(self, phase: Phase, estimate: float) -> int:
         """Chunk of the innermost axis when the outer loops alone cannot feed the threads."""
         section = phase.sections[0]
-        alone = len(phase.sections) == 1 or all(s.case is not None and s.span is None for s in phase.sections)
-        if phase.lane is not None or phase.tile or phase.rows or not alone:
+        parts = all(s.cuts is not None and s.span is None for s in phase.sections[1:])
+        cases = all(s.case is not None and s.span is None for s in phase.sections)
+        if phase.lane is not None or phase.tile or phase.rows or phase.blocks or not (parts or cases):
             return 0
         if section.reduces or not section.axes or estimate < PARALLEL_NS:
             return 0
@@ -85,6 +88,8 @@ class Costs:
         """Nanoseconds of the sections whose sizes show at run time."""
         terms = []
         for section in phase.sections:
+            if section.cuts is not None and section.cuts.part != 1:
+                continue
             axes = dict.fromkeys((*phase.outer, *section.axes))
             if not all(known(a.extent) for a in axes):
                 fixed = math.prod(int(a.extent) for a in axes if known(a.extent))

@@ -15,14 +15,14 @@ from precast.codegen.cpp.column_sums import write_columns
 from precast.codegen.cpp.costs import PARALLEL_NS, Costs
 from precast.codegen.cpp.loops import Loops
 from precast.codegen.cpp.planning.column_sums import what_must_hold
-from precast.codegen.cpp.planning.loop_plan import TILE, plan, rows_that_may_not_fit, without_rows
-from precast.codegen.cpp.planning.scan_loops import FEW_ROWS, row_by_row
+from precast.codegen.cpp.planning.loop_plan import plan, rows_that_may_not_fit, without_rows
+from precast.codegen.cpp.planning.scan_loops import FEW_ROWS, TILE, row_by_row
 from precast.codegen.cpp.planning.sections import ROW_LIMIT, Columns, Phase, Section
 from precast.codegen.cpp.planning.shared_updates import loops_apart, owners, owning_gather
 from precast.codegen.cpp.row_blocks import RowBlocks
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.split import Split
-from precast.codegen.cpp.transposes import Tiles
+from precast.codegen.cpp.transposes import Tiles, widths
 from precast.codegen.cpp.turned_scans import turned_section
 from precast.codegen.cpp.types import storage
 from precast.lowering.analysis.effects import store_roots
@@ -126,7 +126,7 @@ class _Renderer:
         for phase in phases:
             total += self._phase(phase, top)
             if phase.outer or any(s.stores for s in phase.sections):  # what a phase of reductions alone made is in scope to the end
-                self.body.made = dict(made)
+                self.body.made, self.body.positions = dict(made), {}
                 top.names = dict(names)
             else:
                 made, names = dict(self.body.made), dict(top.names)
@@ -292,7 +292,7 @@ class _Renderer:
 
     def _tile_section(self, section: Section, tile: tuple[Axis, Axis], level: Level) -> None:
         """Where not all blocks are whole, loops of whole ones stand apart."""
-        tiles = Tiles(self.body, tile, section, tile[1])
+        tiles = Tiles(self.body, tile, section, widths(section, tile, self.body))
         tiles.fill(level)
         start = len(level.lines)
         self.loops.section(section, level, tile)
@@ -302,7 +302,9 @@ class _Renderer:
     def _blocks(self, phase: Phase, chunk: int) -> list[tuple[Axis, int]]:
         """Section axes that run in blocks, with the block's width."""
         if phase.tile:
-            return [(a, TILE) for a in phase.tile]
+            return list(zip(phase.tile, widths(phase.sections[0], phase.tile, self.body), strict=True))
+        if phase.blocks:
+            return list(phase.blocks)
         return [(phase.sections[0].axes[-1], chunk)] if chunk else []
 
     def _pragma(self, phase: Phase, estimate: float) -> str | None:

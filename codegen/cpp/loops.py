@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from precast.codegen.common.index_facts import stride_along
+from precast.codegen.common.index_facts import replace_symbols, stride_along
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
 from precast.codegen.cpp.ops import render
@@ -17,7 +17,7 @@ from precast.codegen.cpp.planning.segments import SHORT
 from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
 from precast.codegen.cpp.types import COMPUTE, load, store
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Store, Value, operands, walk
+from precast.lowering.ir.nodes import Axis, Buffer, Gather, Load, Reduce, Scan, Store, Value, operands, walk
 from precast.lowering.ir.scalars import DType, Op
 from precast.lowering.ir.sizes import known
 
@@ -44,6 +44,23 @@ class Halves:
     values: list[int] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     behind: list[str] = field(default_factory=list)
+
+
+AHEAD = 2
+"""Rows from one to that whose lines are asked for meanwhile."""
+
+ASK = """
+INLINE void ask_for_row(const void* p, int64_t step, int64_t bytes) {
+  const __UINTPTR_TYPE__ first = (__UINTPTR_TYPE__)p + (__UINTPTR_TYPE__)step;
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const void*)(first + (__UINTPTR_TYPE__)at));
+}
+"""
+"""Addresses behind a buffer's end are asked for in vain, and do no harm."""
+
+
+def helpers(source: str) -> str:
+    """What `source` needs of this file."""
+    return ASK if "ask_for_row(" in source else ""
 
 
 class Loops:
@@ -96,11 +113,13 @@ class Loops:
         self.declare_scans(section, parent, "")
         levels = self._open(section.axes, parent)
         inner = levels[-1] if levels else parent
+        for read, gather in section.ahead:
+            levels[0].add(self._ask_ahead(read, gather, section.axes[0]))
         short = section.span is not None and section.span[1] - section.span[0] < SHORT
         simd = bool(levels) and not short and self._vectorises(section, accumulators)
         inner.simd = simd
         halves = self._halves(section, blocked) if simd else None
-        rows = self._fill_rows(section, parent, inner)
+        rows = self._fill_rows(section, parent, inner, blocked)
         for r, acc in zip(section.reduces, accumulators, strict=True):
             for line in acc.update(body.value(r.value), body.linear(r.axes)):
                 inner.add(line)
@@ -108,7 +127,7 @@ class Loops:
             self.store(s, inner)
         body.made.update(rows)
         del body.path[len(body.path) - len(levels) :]
-        self._close(section.axes, levels, parent, accumulators, blocked, span=section.span, halves=halves)
+        self._close(section.axes, levels, parent, accumulators, blocked, span=self._span(section, blocked, parent), halves=halves)
         if halves is not None:
             for key in halves.values:
                 body.made.pop(key, None)
@@ -118,7 +137,7 @@ class Loops:
         """Buffers for the float16 elements that the last loop reads and writes in a row; None where there are none, or few."""
         axis = section.axes[-1]
         low, high = section.span or (0, int(axis.extent) if known(axis.extent) else None)
-        if self.body.tiles or (high is not None and high - low < LANES):
+        if self.body.tiles or section.cuts is not None or (high is not None and high - low < LANES):
             return None
         roots = [r.value for r in section.reduces] + [v for s in section.stores for v in store_roots(s)]
         accesses: list[Load | Store] = [n for n in self._evaluated(roots) if isinstance(n, Load)]
@@ -159,16 +178,56 @@ class Loops:
             stack.extend(operands(node))
         return found
 
-    def _fill_rows(self, section: Section, parent: Level, inner: Level) -> dict[int, str]:
-        """Stores a section's kept values into row buffers; their names for the sections that follow, by value."""
-        rows: dict[int, str] = {}
-        for value in section.kept:
-            (axis,) = section.axes
-            row = self.body.fresh("row")
-            place = f"{row}[{self.body.variable(axis.symbol)}]"
-            parent.add(f"{COMPUTE[value.dtype]} {row}[{axis.extent if known(axis.extent) else ROW_LIMIT}];")
-            inner.add(f"{place} = {self.body.value(value)};")
-            rows[id(value)] = place
+    def _ask_ahead(self, read: Load, gather: Gather, rows: Axis) -> str:
+        """A call that asks for the lines of a later row of what a load gathers from."""
+        size = self.buffers[read.buffer].dtype.itemsize
+        row = replace_symbols(read.index, {gather.symbol: sympy.S.Zero})
+        step = stride_along(read.index, rows.symbol)
+        assert step is not None
+        place = f"{self.body.pointers[read.buffer]} + {self.body.index(row)}"
+        return f"ask_for_row({place}, {AHEAD * size} * {self.body.index(step)}, {self.body.index(sympy.sympify(gather.size))} * {size});"
+
+    def _span(self, section: Section, blocked: tuple[Axis, ...], parent: Level) -> tuple[str, str] | None:
+        """Where the last loop of a section begins and ends; None: with its block or its axis."""
+        span = None if section.span is None else (str(section.span[0]), str(section.span[1]))
+        if section.cuts is None:
+            return span
+        body, axis = self.body, section.axes[-1]
+        name = body.variable(axis.symbol)
+        begin, end = span or ((f"{name}_0", f"{name}_1") if axis in blocked else ("0", body.extent(axis)))
+        low, high = body.fresh("low"), body.fresh("high")
+        first, last = begin, end
+        for place in section.cuts.low:
+            first = f"max_index({first}, {body.index(place)})"
+        for place in section.cuts.high:
+            last = f"min_index({last}, {body.index(place)})"
+        parent.add(f"const {body.index_type} {low} = ({body.index_type})min_index({first}, {end});")
+        parent.add(f"const {body.index_type} {high} = ({body.index_type})max_index({last}, {low});")
+        return ((begin, low), (low, high), (high, end))[section.cuts.part]
+
+    def _fill_rows(self, section: Section, parent: Level, inner: Level, blocked: tuple[Axis, ...]) -> dict[int, str]:
+        """Stores a section's kept values and positions into row buffers; the values' names for the sections that follow, by value."""
+        if not section.kept and not section.positions:
+            return {}
+        body, (axis,) = self.body, section.axes
+        room = section.room or (axis.extent if known(axis.extent) else ROW_LIMIT)
+        name = body.variable(axis.symbol)
+        place = f"{name} - {name}_0" if axis in blocked else name
+
+        def row(kind: str, value: str) -> str:
+            row = body.fresh("row")
+            parent.add(f"{kind} {row}[{room}];")
+            inner.add(f"{row}[{place}] = {value};")
+            return f"{row}[{place}]"
+
+        found = {
+            (id(gather), id(load.mask)): row(
+                body.index_type, body.place_of(load.index, gather, load.mask, self.buffers[load.buffer], inner)
+            )
+            for load, gather in section.positions
+        }
+        rows = {id(value): row(COMPUTE[value.dtype], body.value(value)) for value in section.kept}
+        body.positions |= found
         return rows
 
     def _row_accumulator(self, reduce: Reduce, section: Section, wide: bool = False) -> Accumulator:
@@ -200,7 +259,7 @@ class Loops:
         accumulators: list[Accumulator],
         blocked: tuple[Axis, ...],
         added: tuple[int, list[str]] | None = None,
-        span: tuple[int, int] | None = None,
+        span: tuple[str, str] | None = None,
         halves: Halves | None = None,
     ) -> None:
         """Writes the loops into `parent`; the last runs over `span`, if any. `added`: lines behind the loop of the axis at this position,
@@ -213,7 +272,7 @@ class Loops:
             name = self.body.variable(axis.symbol)
             bounds = (f"{name}_0", f"{name}_1") if axis in blocked else ("0", None)
             if span is not None and number == len(axes) - 1:
-                bounds = str(span[0]), str(span[1])
+                bounds = span
             parts = [a for a in accumulators if a.part is not None] if number == len(axes) - 1 else []
             behind = added[1] if added is not None and added[0] == number else []
             own = halves if number == len(axes) - 1 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from precast.codegen.cpp.body import Level
 from precast.codegen.cpp.loops import Loops
-from precast.codegen.cpp.planning.loop_plan import TILE
+from precast.codegen.cpp.planning.scan_loops import TILE
 from precast.codegen.cpp.planning.sections import Section
 from precast.codegen.cpp.transposes import Tiles
 from precast.lowering.ir.nodes import Axis
@@ -18,7 +18,7 @@ def turned_section(loops: Loops, section: Section, lane: Axis, parent: Level) ->
     block = Level(frozenset(), parent.indent + 1)
     body.path.append(block)
     loops.lane_bounds(axis, TILE, block)
-    tiles = Tiles(body, (axis, lane), section, axis)
+    tiles = Tiles(body, (axis, lane), section, (TILE, TILE))
     tiles.fill(block)
     start = len(block.lines)
     loops.lane_stores(section, lane, block, (axis, lane))

@@ -13,7 +13,7 @@ from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.common.selection import Selection, Stages, library_owned, run_stages
 from precast.codegen.common.step_records import step_records
 from precast.codegen.common.toolchain import compile_shared, lanes_of, native_level
-from precast.codegen.cpp import row_blocks, sharing, transposes, types
+from precast.codegen.cpp import loops, row_blocks, sharing, transposes, types
 from precast.codegen.cpp.index_printer import INDEX_HELPERS
 from precast.codegen.cpp.kernel import RenderedKernel, render_kernel
 from precast.codegen.cpp.math_prelude import MATH
@@ -104,6 +104,7 @@ class CpuCompilation:
                 FAULT,
                 types.helpers(kernel_source),
                 sharing.helpers(kernel_source),
+                loops.helpers(kernel_source),
                 transposes.helpers(kernel_source),
                 row_blocks.helpers(kernel_source),
                 kernel_source,

@@ -142,8 +142,8 @@ def upsample_linear(image: Tensor, size: Sequence[Any], align_corners: bool, *sc
     return result
 
 
-def upsample_bicubic(image: Tensor, size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
-    """`aten::upsample_bicubic2d` of floats, dimension by dimension, where that pays."""
+def upsample_bicubic(image: Tensor, size: Sequence[Any], align_corners: bool, *scales: float | None) -> Any:
+    """`aten::upsample_bicubic2d` of floats, dimension by dimension; `NotImplemented` where that does not pay."""
     factors = scales or (None, None)
     if not _one_by_one(image, size, factors):
         return NotImplemented

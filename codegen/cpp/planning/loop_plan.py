@@ -19,9 +19,11 @@ import sympy
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.common.value_facts import Facts, rebuild, rebuild_store, static_product, substitute
 from precast.codegen.cpp.planning.column_sums import with_columns
+from precast.codegen.cpp.planning.columns import in_columns
+from precast.codegen.cpp.planning.interleaving import interleaved
 from precast.codegen.cpp.planning.scan_loops import scan_phase
 from precast.codegen.cpp.planning.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
-from precast.codegen.cpp.planning.segments import in_cases, in_segments
+from precast.codegen.cpp.planning.segments import around_masks, in_cases, in_segments
 from precast.codegen.cpp.planning.short_rows import short_rows
 from precast.codegen.cpp.planning.windows import in_rows
 from precast.codegen.cpp.types import LIMITS
@@ -31,10 +33,6 @@ from precast.lowering.ir.nodes import Alu, Axis, Cast, Const, Index, Kernel, Red
 from precast.lowering.ir.scalars import TRANSCENDENTAL, DType, Op, ReduceOp
 from precast.lowering.ir.substitution import shared_axis
 from precast.lowering.ir.sympy_calls import expand
-
-TILE = 32
-"""Side of a transposition block: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
-
 
 Bound = dict[tuple[object, ...], tuple[Axis, ...]]
 """The axes that reductions over so many points are given, by extents: those of a kernel's phases are then the same objects."""
@@ -55,23 +53,25 @@ def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
     bound: Bound = {}
     for axes, stores in sorted(groups, key=lambda group: -len(group[0])):  # shorter ones may need the reductions of the longest
         _merge(phases, (None if made else in_rows(axes, stores, facts)) or _phase(axes, stores, facts, made, bound))
-    return tuple(map(_in_segments, with_columns(phases, facts)))
+    return tuple(_in_segments(phase, facts) for phase in with_columns(phases, facts))
 
 
 MANY_ROWS = 64
 """Points of outer loops that feed the threads; where there are fewer, the innermost loop is shared among them, as one."""
 
 
-def _in_segments(phase: Phase) -> Phase:
+def _in_segments(phase: Phase, facts: Facts) -> Phase:
     """The phase with its innermost loops in pieces, where masks are decided along them or along outer ones."""
     apart = phase.lane is not None or phase.tile or phase.rows is not None or phase.columns is not None
     if apart or any(not s.axes for s in phase.sections):
         return phase
-    sections = [case for s in phase.sections for case in in_cases(s, phase.outer)]
-    rows = static_product(a.extent for a in phase.outer)
-    if rows is not None and rows >= MANY_ROWS:
-        sections = [piece for s in sections for piece in in_segments(s, phase.outer)]
-    return replace(phase, sections=tuple(sections))
+    rows, sections = static_product(a.extent for a in phase.outer), phase.sections
+    many = rows is not None and rows >= MANY_ROWS and len(phase.blocks) < 2
+    if not any(s.kept or s.positions for s in sections):  # those name what later sections use
+        sections = tuple(case for s in sections for case in in_cases(s, phase.outer))
+    if many:
+        sections = tuple(piece for s in sections for piece in in_segments(s, phase.outer))
+    return replace(phase, sections=tuple(part for s in sections for part in around_masks(s, phase.outer, facts, many)))
 
 
 def _scalars(groups: list[tuple[tuple[Axis, ...], list[Store]]], facts: Facts) -> tuple[list[Phase], frozenset[int]]:
@@ -198,7 +198,7 @@ def _keep_rows(sections: list[Section], facts: Facts) -> list[Section]:
 
 def rows_that_may_not_fit(phase: Phase) -> tuple[Axis, ...]:
     """Axes of unknown extent along which the phase keeps rows: it is written twice, with the rows and (`without_rows`) without them."""
-    found = [s.axes[0] for s in phase.sections if s.kept]
+    found = [s.axes[0] for s in phase.sections if s.kept and s.room is None]
     return tuple(dict.fromkeys(a for a in found if not isinstance(a.extent, int | sympy.Integer)))
 
 
@@ -323,16 +323,24 @@ def _pointwise(axes: tuple[Axis, ...], stores: list[Store], facts: Facts) -> Pha
         return scan_phase(axes, scanned[0], stores, facts)
     section = Section(axes, stores=tuple(stores))
     ordered = vector_last(axes, section)
+    woven = interleaved(ordered, stores, facts)
+    rows = short_rows(axes, stores, facts) if _crossing(ordered, stores) is None and not _in_pairs(woven[1], stores) else None
+    if rows is not None:
+        one_range = (rows.head, *rows.inner)
+        return Phase(tuple(a for a in axes if a not in one_range), (Section(one_range, stores=tuple(stores)),), rows=rows)
+    ordered, stores = woven
     across = _crossing(ordered, stores)
     if across is not None:
         tile = (across, ordered[-1])
         outer = tuple(a for a in ordered if a not in tile)
         return Phase(outer, (Section(tile, stores=tuple(stores)),), tile=tile)
-    rows = short_rows(axes, stores, facts)
-    if rows is not None:
-        one_range = (rows.head, *rows.inner)
-        return Phase(tuple(a for a in axes if a not in one_range), (Section(one_range, stores=tuple(stores)),), rows=rows)
-    return Phase(ordered[:-1], (Section(ordered[-1:], stores=tuple(stores)),))
+    return (in_columns(ordered, stores, facts) if ordered else None) or Phase(ordered[:-1], (Section(ordered[-1:], stores=tuple(stores)),))
+
+
+def _in_pairs(woven: Sequence[Store], stores: Sequence[Store]) -> bool:
+    """Whether stores interleave by a power of two, as vector instructions do: of three, say, single elements would be written."""
+    ways = len(woven) // len(stores)
+    return ways > 1 and ways & (ways - 1) == 0
 
 
 def _crossing(ordered: tuple[Axis, ...], stores: Sequence[Store]) -> Axis | None:

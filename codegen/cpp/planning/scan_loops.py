@@ -17,6 +17,9 @@ from precast.codegen.cpp.planning.sections import MOST_TILES, Phase, Section, lo
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Axis, Load, Reduce, Scan, Store, walk
 
+TILE = 32
+"""Side of a block of rows that are turned: 32 rows of 32 f32 values are 4 KiB on each side, well within the first cache."""
+
 FEW_ROWS = 8
 """Rows below which turning blocks costs more than what their rows gain side by side."""
 

@@ -10,7 +10,7 @@ import sympy
 from precast.codegen.common.index_facts import stride_along
 from precast.codegen.cpp.planning.short_rows import ShortRows
 from precast.lowering.analysis.effects import store_roots
-from precast.lowering.ir.nodes import Axis, Buffer, Load, Reduce, Scan, Size, Store, Value, operands, walk
+from precast.lowering.ir.nodes import Axis, Buffer, Gather, Load, Reduce, Scan, Size, Store, Value, operands, walk
 
 UNROLL_LIMIT = 32
 """Reductions of at most this many points are unrolled into the body of the surrounding loop."""
@@ -21,6 +21,16 @@ ROW_LIMIT = 8192
 
 MOST_TILES = 8
 """Buffers of one transposition block: of f32 they take 32 KiB, the first cache of most processors."""
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where along the last axis all masks hold, as outer axes decide: from the largest of `low` on, and below the least of `high`."""
+
+    low: tuple[sympy.Expr, ...]
+    high: tuple[sympy.Expr, ...]
+    part: int
+    """0: what lies before, 1: where they hold, 2: what lies behind."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,14 @@ class Section:
     """The piece of the last axis that the section runs over; None: all of it."""
     case: tuple[Axis, int, int] | None = None
     """An axis of the loops around, and the piece of it in which the section runs; None: it runs always."""
+    cuts: Cuts | None = None
+    """The part of that piece, if only one."""
+    positions: tuple[tuple[Load, Gather], ...] = ()
+    """Gathers over the section's one axis whose positions a later section needs: kept in a row buffer."""
+    ahead: tuple[tuple[Load, Gather], ...] = ()
+    """Gathers from all over rows that the first axis numbers: lines of the rows that come next are asked for."""
+    room: int | None = None
+    """Points of each row buffer, where the section runs over a block of its axis; None: the axis's extent."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,8 @@ class Phase:
     """Whether memory runs along the only section's scanned axis and not along `lane`: both run in square blocks, turned on the way."""
     columns: Columns | None = None
     """Sums of columns that the last section adds to, see `column_sums.py`."""
+    blocks: tuple[tuple[Axis, int], ...] = ()
+    """Axes of sections that run in blocks of these widths, because some of the sections run once for each block."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,33 +14,34 @@ from torch.nn import functional as F
 
 import precast
 from precast.codegen.common.toolchain import compile_shared
+from precast.codegen.cpp.kernel import render_kernel
 from precast.codegen.cpp.transposes import helpers
 from precast.codegen.cpp.types import PROLOGUE
+from tests.ops.runners import program_of
 
 WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@pytest.mark.parametrize("target", ["cpu:x86-64", "cpu:native"])
+@pytest.mark.parametrize("target", ["cpu:x86-64", "cpu:x86-64-v3", "cpu:native"])
 def test_helpers_turn_any_matrix_and_write_nothing_beside_it(target: str, tmp_path: Path) -> None:
-    source = helpers("".join(f"transpose_{size}(" for size in WIDTHS))
+    names = [f"{how}_{size}" for how in ("lines_to_tile", "tile_to_lines") for size in WIDTHS]
     exported = "".join(
-        f'extern "C" __attribute__((visibility("default"))) void turn_{s}(void* a, int64_t f, void* b, int64_t t, int64_t r, int64_t c)'
-        f" {{ transpose_{s}(a, f, b, t, r, c); }}\n"
-        for s in WIDTHS
+        f'extern "C" __attribute__((visibility("default"))) void turn_{n}(void* a, int64_t f, void* b, int64_t t, int64_t r, int64_t c)'
+        f" {{ {n}(a, f, b, t, r, c); }}\n"
+        for n in names
     )
     path = tmp_path / "turn.so"
-    path.write_bytes(compile_shared(PROLOGUE + source + exported, target, ""))
+    path.write_bytes(compile_shared(PROLOGUE + helpers(exported) + exported, target, ""))
     library = ctypes.CDLL(str(path))
-    for size, dtype in WIDTHS.items():
-        turn = library[f"turn_{size}"]
+    for name in names:
+        turn, dtype = library[f"turn_{name}"], WIDTHS[int(name[-1])]
         number, place = ctypes.c_int64, ctypes.c_void_p
-        given = torch.randint(1, 120, (40, 41), dtype=dtype)
-        for rows in (0, 1, 3, 4, 8, 15, 16, 17, 31, 32, 33, 40):
-            for columns in (0, 1, 2, 4, 7, 8, 16, 30, 32, 41):
-                got, want = torch.zeros(43, 44, dtype=dtype), torch.zeros(43, 44, dtype=dtype)
-                want[:columns, :rows] = given[:rows, :columns].t()
-                turn(place(given.data_ptr()), number(41), place(got.data_ptr()), number(44), number(rows), number(columns))
-                assert torch.equal(got, want), (size, rows, columns)
+        given = torch.randint(1, 120, (140, 141), dtype=dtype)
+        for rows, columns in product((0, 1, 3, 4, 8, 15, 16, 17, 31, 32, 33, 64, 130), (0, 1, 2, 4, 7, 8, 16, 30, 32, 41, 64, 72, 140)):
+            got, want = torch.zeros(143, 144, dtype=dtype), torch.zeros(143, 144, dtype=dtype)
+            want[:columns, :rows] = given[:rows, :columns].t()
+            turn(place(given.data_ptr()), number(141), place(got.data_ptr()), number(144), number(rows), number(columns))
+            assert torch.equal(got, want), (name, rows, columns)
 
 
 def fits(got: Tensor, want: Tensor) -> None:
@@ -102,10 +104,19 @@ def test_sizes_that_vary(store: Path) -> None:
             fits(got, want)
 
 
-def test_large_matrices_ask_for_their_lines(store: Path) -> None:
-    """Large enough that lines are asked for, also behind the end of what there is."""
+def test_large_matrices(store: Path) -> None:
+    """Many blocks, of which the last of either axis are none of whole lines."""
     run(lambda x, y: (F.relu(x.t()) + y, (x + 1).t().contiguous()), (torch.randn(300, 513), torch.randn(513, 300)), store)
 
 
 def test_nothing_at_all(store: Path) -> None:
     run(lambda x: ((x.t() + 1).contiguous(), (x.unsqueeze(0).permute(2, 1, 0) * 2).contiguous()), (torch.randn(0, 40),), store)
+
+
+def test_a_block_reads_and_writes_whole_lines() -> None:
+    """Four lines of each row of what lies across, for elements of any size."""
+    for dtype, width in ((torch.float64, 32), (torch.float32, 64), (torch.bfloat16, 128), (torch.uint8, 256)):
+        program, _ = program_of(lambda x, y: x.t() + y, (torch.zeros(640, 1024).to(dtype), torch.zeros(1024, 640).to(dtype)), schedule=True)
+        (kernel,) = program.steps
+        text = render_kernel(kernel, {b.name: b for b in program.buffers}).source
+        assert f"[{width * 64}] __attribute__" in text and f"x0_0 += {width}" in text and "x1_0 += 64" in text, text

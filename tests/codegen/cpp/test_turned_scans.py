@@ -103,4 +103,4 @@ def cheap(x: Tensor) -> Tensor:
 def test_where_rows_are_turned(fn: Callable[[Tensor], Tensor], rows: int, columns: int, turned: bool) -> None:
     program, _ = program_of(fn, (torch.randn(rows, columns),), schedule=True)
     (kernel,) = (s for s in program.steps if isinstance(s, Kernel))
-    assert ("transpose_4(" in render_kernel(kernel, {b.name: b for b in program.buffers}).source) is turned
+    assert ("lines_to_tile_4(" in render_kernel(kernel, {b.name: b for b in program.buffers}).source) is turned

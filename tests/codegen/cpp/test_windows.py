@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,3 +93,36 @@ def test_a_reflection_reads_consecutive_memory_inside() -> None:
     assert text.count("#pragma omp simd") == 1
     inside = text.split("#pragma omp simd")[1].split("for")[1]
     assert "x2 = 3; x2 < 43" in inside and "+ x2 +" in inside
+
+
+def moved(x: Tensor) -> tuple[Tensor, ...]:
+    """Windows whose borders depend on where in the window a point lies."""
+    shifted = torch.stack([F.pad(x, (k, 4 - k)) for k in range(5)])
+    return (
+        F.unfold(x, 3, padding=1),
+        F.unfold(x, (2, 5), dilation=(1, 3), padding=(0, 6), stride=(2, 1)),
+        F.unfold(x, 3, padding=2, stride=2) * 2,
+        F.unfold(x, (1, 35), padding=(0, 34)),
+        F.pad(x, (40, 3)).unfold(3, 38, 1).relu(),
+        shifted,
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_borders_that_outer_axes_decide(dynamic: bool, tmp_path: Path) -> None:
+    compiled = precast.compile(moved, store=tmp_path, dynamic=dynamic)
+    for shape in ((2, 4, 35, 37), (1, 2, 9, 40), (3, 1, 5, 6)):
+        x = torch.randn(shape)
+        x[0, 0, 0, :3] = torch.tensor([float("nan"), float("-inf"), -0.0])
+        for got, want in zip(compiled(x), moved(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_inside_of_moved_windows_there_is_no_mask() -> None:
+    """Of small windows between numbers, of large ones between borders that each of their columns has."""
+    text = source(lambda x: F.unfold(x, 3, padding=1), torch.randn(4, 32, 56, 56))
+    (inside,) = re.findall(r"x4 = 1; x4 < 55[^{]*\{([^}]*)\}", text)
+    assert "?" not in inside
+    text = source(lambda x: F.unfold(x, 31, padding=15), torch.randn(2, 4, 40, 40))
+    (inside,) = re.findall(r"= low\d+; x\d+ < high\d+[^{]*\{([^}]*)\}", text)
+    assert "?" not in inside
