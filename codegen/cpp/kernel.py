@@ -23,7 +23,6 @@ from precast.codegen.cpp.row_blocks import RowBlocks
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.split import Split
 from precast.codegen.cpp.transposes import Tiles, widths
-from precast.codegen.cpp.turned_scans import turned_section
 from precast.codegen.cpp.types import storage
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.build.float_values import is_real
@@ -259,7 +258,7 @@ class _Renderer:
             if number < taken:
                 continue
             if phase.lane is not None:
-                (turned_section if phase.turned else Loops.lane_section)(self.loops, section, phase.lane, level)
+                (self._turned_section if phase.turned else self.loops.lane_section)(section, phase.lane, level)
                 continue
             follower = phase.sections[number + 1] if number + 1 < len(phase.sections) else None
             pair = online.pair_of(section, follower, self.facts, set(self.body.made)) if follower is not None else None
@@ -298,6 +297,27 @@ class _Renderer:
         self.loops.section(section, level, tile)
         level.lines[start:] = tiles.apart(level.lines[start:], level)
         tiles.empty(level)
+
+    def _turned_section(self, section: Section, lane: Axis, level: Level) -> None:
+        """Running reductions of up to `TILE` rows, whose loop has the lanes' bounds: blocks are turned, and a vector holds one column's
+        elements of all rows.
+        """
+        body, (axis,) = self.body, section.axes
+        name, kind = body.variable(axis.symbol), body.index_type
+        self.loops.declare_scans(section, level, f"{body.variable(lane.symbol)} - {body.variable(lane.symbol)}_0")
+        block = Level(frozenset(), level.indent + 1)
+        body.path.append(block)
+        self.loops.lane_bounds(axis, TILE, block)
+        tiles = Tiles(body, (axis, lane), section, (TILE, TILE))
+        tiles.fill(block)
+        start = len(block.lines)
+        self.loops.lane_stores(section, lane, block, (axis, lane))
+        block.lines[start:] = tiles.apart(block.lines[start:], block)
+        tiles.empty(block)
+        body.path.pop()
+        level.add(f"for ({kind} {name}_0 = 0; {name}_0 < {body.extent(axis)}; {name}_0 += {TILE}) {{")
+        level.lines += block.lines
+        level.add("}")
 
     def _blocks(self, phase: Phase, chunk: int) -> list[tuple[Axis, int]]:
         """Section axes that run in blocks, with the block's width."""

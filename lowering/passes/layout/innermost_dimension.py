@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from precast.lowering.analysis.dependencies import nbytes_hint
 from precast.lowering.analysis.effects import reads, writes
-from precast.lowering.analysis.sectors import Moved, moved_by
 from precast.lowering.analysis.traits import Traits
+from precast.lowering.costs.sectors import Moved, moved_by
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Buffer, Gemm, Kernel, Program, Size, Step, View
 from precast.lowering.ir.sizes import hint

@@ -87,8 +87,8 @@ ROWS = (
     Mutant(
         "the first point does not count",
         "codegen/cpp/reductions.py",
-        'test = f"{acc} < 0 || {better(',
-        'test = f"{acc} < -1 || {better(',
+        'test = f"{acc} < 0 || {better(op, item, v, best, scan)}',
+        'test = f"{acc} < -1 || {better(op, item, v, best, scan)}',
         TIES,
     ),
     Mutant(
@@ -101,8 +101,8 @@ ROWS = (
     Mutant(
         "a scan's largest forgets NaN",
         "codegen/cpp/reductions.py",
-        'step = f"{acc} = ({acc} != {acc} || {{0}} != {{0}}) ?',
-        'step = f"{acc} = ({acc} != {acc}) ?',
+        "(__builtin_expect({acc} == {acc}, 1))",
+        "(1)",
         SCANS,
     ),
     Mutant(
@@ -166,7 +166,7 @@ ROWS = (
     Mutant(
         "a cast to a half type does not round",
         "codegen/cpp/ops.py",
-        'return f"bf16_load(bf16_store((float){name}))"',
+        'return f"bf16_round((float){name})"',
         'return f"(float){name}"',
         f"{OPS}::test_casts {OPS}::test_a_cast_to_a_half_type_rounds_where_it_stands",
     ),

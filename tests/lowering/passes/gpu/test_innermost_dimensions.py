@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from precast.lowering.analysis.sectors import moved_by
 from precast.lowering.analysis.traits import SM_90
+from precast.lowering.costs.sectors import moved_by
 from precast.lowering.ir.nodes import Kernel, Program
 from precast.lowering.passes.layout.innermost_dimension import innermost_dimensions
 from precast.lowering.verify.interpret import run
