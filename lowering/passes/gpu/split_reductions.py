@@ -131,7 +131,7 @@ class _Splitter:
             if found is None:
                 return self._finished() if self.chunks else self.kernel
             done.add(found)
-            instead: dict[Value, Value] = {found: self._moved(found, free)} if found in nested else self._halved(found, free)
+            instead = self._everywhere(found, values, free) if found in nested else self._halved(found, free)
             self.kernel = replace_values(self.kernel, instead)
 
     def _finished(self) -> Kernel:
@@ -178,10 +178,27 @@ class _Splitter:
         value = names.rewrite(place.at(store.value), names.env(()))
         self._add(place.own, Store(store.buffer, renamed(store.index, dict(place.items)), value))
 
-    def _moved(self, value: Reduce, free: dict[Value, Symbols]) -> Value:
-        """The reduction from a kernel of its own, over all axes that it depends on."""
+    def _everywhere(self, value: Reduce, values: list[Value], free: dict[Value, Symbols]) -> dict[Value, Value]:
+        """The reduction from a kernel of its own, over all axes that it depends on, and with it each that is the same at other points.
+        Summed in another order that could differ in its last bits, and nothing would equal its maximum, by which gradients are divided.
+        """
+        place, moved = self._own(value, free)
+        load = self._kept(place, moved)
+        found: dict[Value, Value] = {value: load}
+        for other in values:
+            if isinstance(other, Reduce) and other is not value and other.op is value.op:
+                there, same = self._own(other, free)
+                if there.own == place.own and same is moved:
+                    strides = ix.contiguous_strides(tuple(a.extent for a in there.axes))
+                    index = ix.affine(0, tuple((s, a.symbol) for s, a in zip(strides, there.axes, strict=True)))
+                    found[other] = Load(load.buffer, index, load.dtype)
+        return found
+
+    def _own(self, value: Reduce, free: dict[Value, Symbols]) -> tuple[_Place, Value]:
+        """The kernel that the reduction would be made in, and the reduction there."""
         place = self._place(self._outer(value, free), None)
-        return self._kept(place, Reduce(value.op, place.at(value.value), value.axes, value.dtype))
+        names = self.names.setdefault(place.own, Rewriter(place.own, {}))
+        return place, names.rewrite(Reduce(value.op, place.at(value.value), value.axes, value.dtype), names.env(()))
 
     def _halved(self, value: Reduce, free: dict[Value, Symbols]) -> dict[Value, Value]:
         """The reduction over the results of its chunks, and what goes with it: the second of a pair, the place of an extreme."""

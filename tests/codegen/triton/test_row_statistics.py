@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from precast.codegen.triton.build.images import compile_cubin
 from precast.codegen.triton.render.render import TritonKernel, render
 from precast.lowering.analysis.traits import SM_90
-from precast.lowering.ir.nodes import Kernel, Program, Reduce, walk
+from precast.lowering.ir.nodes import Kernel, Load, Program, Reduce, walk
 from precast.lowering.passes.gpu.split_reductions import gpu_reductions
 from precast.lowering.verify.interpret import run
 from precast.lowering.verify.verify import verify
@@ -158,6 +158,17 @@ def test_few_rows_of_many_columns_fill_the_threads() -> None:
     """A sum over 32 gathered rows of 128 takes all of the columns together, and two dozen elements a thread."""
     ((_, (launch,)),) = kernels(lambda t, i: t[i].sum(1), empty(100_000, 128), torch.zeros(65536, 32, dtype=torch.int64))
     assert launch.tiling.xblock == 128 and launch.tiling.xblock * launch.tiling.rblock >= 16 * 32 * launch.tiling.num_warps
+
+
+def test_what_is_compared_with_its_own_maximum_is_summed_once() -> None:
+    """Sums in two orders differ in their last bits: none would equal the largest, and its gradient is divided by how many do."""
+
+    def largest(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pooled = F.adaptive_avg_pool2d(a, 2)
+        return pooled.amax((2, 3)), pooled.amax((2, 3), keepdim=True) == pooled
+
+    made = kernels(largest, empty(2, 3, 9, 9))
+    assert sum(isinstance(v, Load) and v.buffer == "in0" for k, _ in made for s in k.stores for v in walk(s.value)) == 1
 
 
 def test_cuts_follow_the_device() -> None:
