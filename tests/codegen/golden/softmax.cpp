@@ -11,19 +11,19 @@ static void softmax(float* p0, const float* p1, const int threads, Error* error)
     }
     const float r4 = n2 ? (float)__builtin_nan("") : acc1;
     float acc5 = 0.0f;
-    float row7[512];
+    float row10[512];
     #pragma omp simd reduction(+:acc5)
     for (int32_t x1 = 0; x1 < 512; ++x1) {
-      const float v8 = p1[(x1 + 512*x0)];
-      const float v9 = v8 - r4;
-      const float v10 = exp_f32(v9);
-      row7[x1] = v10;
-      acc5 += v10;
+      const float v7 = p1[(x1 + 512*x0)];
+      const float v8 = v7 - r4;
+      const float v9 = exp_f32(v8);
+      row10[x1] = v9;
+      acc5 += v9;
     }
     const float r11 = acc5;
     #pragma omp simd
     for (int32_t x1 = 0; x1 < 512; ++x1) {
-      const float v12 = row7[x1] / r11;
+      const float v12 = row10[x1] / r11;
       p0[(x1 + 512*x0)] = v12;
     }
   }
