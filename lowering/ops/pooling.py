@@ -84,8 +84,26 @@ def _adaptive(b: Builder, dim: int, extent: int, number: int) -> Window:
     return Window(axis, place, inside, alu(Op.SUB, Index(end), Index(start)), start)
 
 
+def _over_positions(w: Window, extent: int, symbol: sympy.Symbol, out: int) -> Window:
+    """The window as a mask of all positions of the tensor, where it has more than those: a kernel of 1280 over an image of 7 by 7."""
+    size = int(w.axis.extent)
+    if w.step != 1 or size <= extent:
+        return w
+    axis = Axis(w.axis.symbol, extent)
+    place = axis.symbol if extent != 1 else sympy.S.Zero
+    first, last = (w.first.subs(symbol, n) for n in (0, out - 1))
+    mask: Value | None = v.ge(Index(place), Index(w.first)) if last > 0 else None
+    if first + size < extent:
+        mask = tx.both(mask, v.lt(Index(place), Index(w.first + size)))
+    return replace(w, axis=axis, place=place, mask=mask)
+
+
 def pool(b: Builder, x: Tensor, windows: Sequence[Window], op: ReduceOp, out: Tensor, divisor: Value | None = None) -> Tensor:
     """Reduces the windows over the trailing dimensions of `x` into `out`."""
+    rank = len(windows)
+    names = ix.symbols(len(out.size))[-rank:]
+    inputs, outputs = x.size[x.rank - rank :], out.size[len(out.size) - rank :]
+    windows = [_over_positions(w, int(n), s, int(o)) for w, n, s, o in zip(windows, inputs, names, outputs, strict=True)]
     neutral = tx.constant(0, x.dtype) if op is ReduceOp.SUM else lowest(x.dtype)
     value = _read(x, windows, out.size, neutral)
     axes = tuple(w.axis for w in windows if w.axis.extent != 1)
