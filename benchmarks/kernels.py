@@ -187,32 +187,32 @@ class Turns:
 
     def __init__(self, context: BaseContext) -> None:
         self.changed = context.Condition()
-        self.preparing_, self.waiting, self.measuring_ = (context.RawValue("i", 0) for _ in range(3))
+        self.preparers, self.waiting, self.measurers = (context.RawValue("i", 0) for _ in range(3))
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
         with self.changed:
-            self.changed.wait_for(lambda: not self.waiting.value and not self.measuring_.value)
-            self.preparing_.value += 1
+            self.changed.wait_for(lambda: not self.waiting.value and not self.measurers.value)
+            self.preparers.value += 1
         try:
             yield
         finally:
             with self.changed:
-                self.preparing_.value -= 1
+                self.preparers.value -= 1
                 self.changed.notify_all()
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         with self.changed:
             self.waiting.value += 1
-            self.changed.wait_for(lambda: not self.preparing_.value and not self.measuring_.value)
+            self.changed.wait_for(lambda: not self.preparers.value and not self.measurers.value)
             self.waiting.value -= 1
-            self.measuring_.value = 1
+            self.measurers.value = 1
         try:
             yield
         finally:
             with self.changed:
-                self.measuring_.value = 0
+                self.measurers.value = 0
                 self.changed.notify_all()
 
 

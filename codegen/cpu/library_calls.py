@@ -258,15 +258,25 @@ def _depthwise(writer: Writer, step: Conv, packed: int | None, label: str) -> No
     images, channels, *image = step.x.size
     sizes = ", ".join(writer.size(n) for n in (images, *image, channels, *out.size[2:], *step.padding))
     low, high = _bounds(step)
-    order = 0 if step.residual is None else 1 if step.residual_order == "before" else 2
-    writer.add("{ void* data = 0;")
-    if packed is not None:
-        writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
+    _open_packed(writer, packed, label)
     operands = f"{x}, {steps}, (const float*)data, {weight}, {writer.ints(step.weight.stride)}, {bias}, {rest}"
-    function = f"depthwise::conv_{form_of(step, out).tag}<{list(FINISH).index(step.activation)}, {order}>"
+    function = f"depthwise::conv_{form_of(step, out).tag}<{_finish(step)}>"
     writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
     writer.add('say(error, capacity, "out of memory: a convolution\'s weight could not be laid out"); return 1; } }')
     show_convolution(writer, step)
+
+
+def _open_packed(writer: Writer, packed: int | None, label: str) -> None:
+    """Opens a block in which `data` is the weight as it was laid out, or null."""
+    writer.add("{ void* data = 0;")
+    if packed is not None:
+        writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
+
+
+def _finish(step: Gemm | Conv) -> str:
+    """Template arguments of what our own code does with a result: the activation, and where the residual is added."""
+    order = 0 if step.residual is None else 1 if step.residual_order == "before" else 2
+    return f"{list(FINISH).index(step.activation)}, {order}"
 
 
 def _few_rows(writer: Writer, step: Gemm) -> None:
@@ -286,20 +296,17 @@ def _panels(writer: Writer, step: Gemm, packed: int | None, label: str) -> None:
     row = writer.size(out.stride[0] if len(out.size) == 2 else step.b.size[1])  # a convolution's pixels lie close together
     sizes = ", ".join(writer.size(n) for n in (step.a.size[0], step.b.size[1], step.b.size[0]))
     low, high = _bounds(step)
-    order = 0 if step.residual is None else 1 if step.residual_order == "before" else 2
-    writer.add("{ void* data = 0;")
-    if packed is not None:
-        writer.call("aoti_torch_get_data_ptr", f"{_packed(packed)}, &data", label)
+    _open_packed(writer, packed, label)
     operands = f"{a}, {writer.size(step.a.stride[0])}, (const float*)data, {b}, {', '.join(writer.size(n) for n in step.b.stride)}"
     results = f"{bias}, {rest}, {more}, (float*){writer.pointer(step.out)}, {row}"
-    kind = f"{list(FINISH).index(step.activation)}, {order}"
-    writer.add(f"if (panel::panel_product<{kind}>({operands}, {results}, {sizes}, {low}, {high}, threads)) {{")
+    writer.add(f"if (panel::panel_product<{_finish(step)}>({operands}, {results}, {sizes}, {low}, {high}, threads)) {{")
     writer.add('say(error, capacity, "out of memory: a panel of a weight could not be allocated"); return 1; } }')
     product = f"mm({show(step.a)}, {show(step.b)})" + (f" + {show(step.bias)}" if step.bias else "")
-    if step.residual is not None and order == 1:
+    before = step.residual_order == "before"
+    if step.residual is not None and before:
         product += f" + {show(step.residual)}"
     shown = product if step.activation == "none" else f"{step.activation}({product})"
-    writer.python.append(f"    {step.out} = {shown}" + (f" + {show(step.residual)}" if order == 2 else ""))
+    writer.python.append(f"    {step.out} = {shown}" + (f" + {show(step.residual)}" if step.residual is not None and not before else ""))
 
 
 def _own_attention(writer: Writer, step: Attention) -> None:

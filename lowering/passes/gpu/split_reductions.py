@@ -160,7 +160,8 @@ class _Splitter:
         """Moves stores of one element a row, the statistics themselves, to the kernel before this one."""
         read = {v.buffer for v in _values(self.kernel) if isinstance(v, Load)}
         written = [s.buffer for s in self.kernel.stores]
-        rows = {a for v in _values(self.kernel) if isinstance(v, Reduce) for a in self._outer(v, _free_symbols(self.kernel))}
+        free = _free_symbols(self.kernel)
+        rows = {a for v in _values(self.kernel) if isinstance(v, Reduce) for a in self._outer(v, free)}
         kept: list[Store] = []
         for store in self.kernel.stores:
             axes = self.kernel.axes if store.axes is None else store.axes
@@ -186,7 +187,7 @@ class _Splitter:
         load = self._kept(place, moved)
         found: dict[Value, Value] = {value: load}
         for other in values:
-            if isinstance(other, Reduce) and other is not value and other.op is value.op:
+            if isinstance(other, Reduce) and other is not value and _alike(other, value):
                 there, same = self._own(other, free)
                 if there.own == place.own and same is moved:
                     strides = ix.contiguous_strides(tuple(a.extent for a in there.axes))
@@ -459,6 +460,11 @@ def _nested(values: list[Value], free: dict[Value, Symbols]) -> set[Value]:
 
 def _short(value: Reduce) -> bool:
     return all(isinstance(a.extent, int) for a in value.axes) and 0 < prod(int(a.extent) for a in value.axes) <= WRITTEN_OUT
+
+
+def _alike(a: Reduce, b: Reduce) -> bool:
+    """Whether two reductions can be the same at different points."""
+    return a.op is b.op and a.dtype is b.dtype and [x.extent for x in a.axes] == [x.extent for x in b.axes]
 
 
 def _free_symbols(kernel: Kernel) -> dict[Value, Symbols]:
