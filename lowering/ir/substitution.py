@@ -214,7 +214,8 @@ class Rewriter:
         local = env if not own else self.env((*env.items, *((s, g.symbol) for s, g in own.items())), env.gathers, env.mask)
         placed = self.substitute(expr, local)
         by_name = {**env.gathers, **{g.symbol: g for g in own.values()}}
-        used = tuple(by_name[s] for s in sorted(symbols_of(placed) & by_name.keys(), key=str))
+        checked = {g.symbol for g in own.values() if g.checked}  # also of a dimension that is expanded, which no address shows
+        used = tuple(by_name[s] for s in sorted(symbols_of(placed) & by_name.keys() | checked, key=str))
         return placed, used, by_name
 
     def mask(self, mask: Value | None, env: Env) -> Value | None:

@@ -182,3 +182,24 @@ def test_values_are_tested_at_each_call(tmp_path: Path) -> None:
         else:
             with pytest.raises(RuntimeError, match="all elements of target should be between 0 and 1"):
                 compiled(good, target)
+
+
+EXPANDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "select": lambda x, i: x[:1].expand(4, 3).index_select(0, i),
+    "index": lambda x, i: x.mean(0, keepdim=True).expand(4, 3)[i] * 2,
+    "gather": lambda x, i: x[:1].expand(4, 3).gather(0, i[:, None].expand(2, 3)),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x.sum(0, keepdim=True).expand(4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", list(EXPANDED))
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_positions_of_an_expanded_dimension_are_checked(name: str, dynamic: bool, store: Path) -> None:
+    """Each position reads the same element, so that no address shows where it lies."""
+    fn, x = EXPANDED[name], torch.randn(4, 3)
+    compiled = precast.compile(fn, store=store, dynamic=dynamic)
+    good = torch.tensor([0, 3])
+    torch.testing.assert_close(compiled(x, good), fn(x, good))
+    for wrong in (4, 99):
+        with pytest.raises(IndexError):
+            compiled(x, torch.tensor([0, wrong]))

@@ -9,7 +9,7 @@ import sympy
 
 from precast.lowering.analysis.kernel_facts import KernelFacts, cost_of, gathers_along, points, reduction_levels
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Index, Kernel, Load, Scan, Size, Store, axis_symbol, walk
+from precast.lowering.ir.nodes import Axis, Index, Kernel, Load, Scan, Size, Store, Value, axis_symbol, walk
 from precast.lowering.ir.substitution import Mapping_, coordinates, shared_axis, strides_of
 from precast.lowering.ir.sympy_calls import renamed, same, symbols_of
 
@@ -126,6 +126,11 @@ def sites_between(facts: KernelFacts, a: Group, b: Group) -> list[Site] | str:
     return found
 
 
+def _is_read_along(value: Value, axes: set[sympy.Symbol]) -> bool:
+    """Whether some load that the value is made of runs along one of the axes."""
+    return any(isinstance(v, Load) and not axes.isdisjoint(symbols_of(v.index)) for v in walk(value))
+
+
 def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[Axis, ...]) -> Site | str:
     taken = {a.symbol for a in placed.binders}
     names: dict[sympy.Symbol, sympy.Symbol] = {}
@@ -153,6 +158,8 @@ def _site(facts: KernelFacts, b: Group, placed: Placed, load: Load, own: tuple[A
     gathered = {g.symbol for g in load.gathers}
     if gathered and _has_positions(facts, load.buffer, frozenset(s for s, e in where if gathered & symbols_of(e))):
         return "it computes positions, which cannot depend on gathered data"
+    if not all(_is_read_along(definition.value, {s for s, e in where if g.symbol in symbols_of(e)}) for g in load.gathers if g.checked):
+        return "nothing that it reads would show that a position is out of bounds"
     used = _symbols_in(e for _, e in where)
     binders = tuple(x for x in inner if x.symbol in used)
     axes = tuple(x for x in b.axes if x.symbol in used)
