@@ -23,13 +23,15 @@ from pathlib import Path
 
 from precast.artifact_store.format.errors import DamagedRecord
 from precast.artifact_store.format.msgpack import pack, unpack
-from precast.artifact_store.tiers.folder import Folder, read_file
+from precast.artifact_store.tiers.folder import TEMPORARY_PREFIX, Folder, read_file
 
 log = logging.getLogger("precast.store")
 
 HEARTBEAT = 2.0
 EXPIRY = 20.0
 """Seconds without a heartbeat after which a holder counts as dead. Ten beats: a swapping machine misses some."""
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV)
+"""What a filesystem without hard links answers."""
 
 
 class Lease:
@@ -170,15 +172,43 @@ def _create(path: Path, token: str, after: str) -> bool:
         Folder(path.parent.parent).make_folder(path.parent)
     except FileExistsError as error:  # a file or a broken link: nobody holds anything there
         raise NotADirectoryError(errno.ENOTDIR, f"something that is no folder is in the way at {error.filename}") from error
+    if os.path.lexists(path):
+        return False
+    aside = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        _write_new(aside, holder)
+        os.link(aside, path)  # whole or not at all: a lease that names no holder would be waited for until it expires
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _create_in_place(path, holder)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+    return True
+
+
+def _create_in_place(path: Path, holder: bytes) -> bool:
+    """The same where the filesystem has no hard links: a process that is killed between the two steps leaves a lease that expires."""
     try:
-        os.write(descriptor, holder)
+        _write_new(path, holder)
+    except FileExistsError:
+        return False
+    except OSError:  # a full disk
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, data)
     finally:
         os.close(descriptor)
-    return True
 
 
 def _holder(path: Path) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -174,6 +175,40 @@ def test_where_leases_cannot_be_kept_work_goes_on(tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("a file where the folder should be")
     with leases.acquire(tmp_path / "leases", NAME) as lease:
         assert not lease.held
+
+
+@pytest.fixture(params=["links", "no links"])
+def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without hard links."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if request.param == "no links":
+        monkeypatch.setattr(os, "link", refuse)
+
+
+def test_one_taker_and_nothing_left_over(tmp_path: Path, links: None) -> None:
+    one, other = leases.Watch(tmp_path / "leases" / "one"), leases.Watch(tmp_path / "leases" / "one")
+    lease = one.look()
+    assert lease is not None and lease.held and other.look() is None
+    assert other.who.startswith(f"process {os.getpid()} on")
+    assert os.listdir(tmp_path / "leases") == ["one"]
+    assert stat.S_IMODE((tmp_path / "leases" / "one").stat().st_mode) == 0o600
+    lease.release()
+    assert os.listdir(tmp_path / "leases") == []
+    assert (again := other.look()) is not None and again.held
+
+
+def test_a_full_disk_leaves_no_lease_that_names_nobody(tmp_path: Path, links: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        lease = leases.Watch(tmp_path / "leases" / "one").look()
+    assert lease is not None and not lease.held, "work goes on without it"
+    assert os.listdir(tmp_path / "leases") == []
 
 
 def test_the_folders_that_it_makes_are_private(tmp_path: Path) -> None:

@@ -192,8 +192,8 @@ class Remotes:
             report.note(artifact_id)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Send what is noted, for so many seconds at most, and let go of connections."""
-        self.uploads.flush(seconds)
+        """Send what is noted, for so many seconds at most, and close all connections. What is not sent by then stays noted."""
+        self.uploads.close(seconds)
         for report in self._reports:
             report.close()
         for tier in self.tiers:

@@ -1,7 +1,8 @@
 """Sending what the spool notes, in a thread of its own: nobody waits for it but the end of the process, and that for a stated time.
 
-One process of a machine sends at a time, by a lease; the others leave it their notes. What fails is tried again with growing pauses while
-the process lives, and by the next one; what a remote refuses is not tried again in this process.
+One process of a machine sends at a time, by a lease; the others leave it their notes, and look now and then whether it still lives. What
+fails is tried again with growing pauses while the process lives, and by the next one; what a remote refuses is not tried again in this
+process.
 """
 
 from __future__ import annotations
@@ -79,8 +80,12 @@ class Uploads:
         self._refused: set[str] = set()
         self.paused = False
         """Whether notes are kept and nothing is sent: for a process that is going to fork others, which some clients do not survive."""
-        self._awake = self._looked = False
+        self._awake = self._looked = self._closed = False
         self._fails = 0
+        self._watch = Watch(self._local.root / layout.LEASES / LEASE)
+        """Kept from one attempt to the next: a holder that cannot be asked counts as dead once this has seen no heartbeat for a while."""
+        self._behind_another = False
+        """Whether notes are left to another process that holds the lease."""
 
     # -- what is to be sent
 
@@ -96,7 +101,7 @@ class Uploads:
 
     def wake(self, always: bool = False) -> None:
         """Have notes sent that are there, an earlier process's too. Unless `always`, looked for once."""
-        if not self._tiers or self.paused or (self._looked and not always):
+        if not self._tiers or self.paused or self._closed or (self._looked and not always):
             return
         self._looked = True
         if not always and not spool.pending(self._local.root, self._tiers):
@@ -137,6 +142,15 @@ class Uploads:
                 self._changed.wait(left)
             return not self._left()
 
+    def close(self, seconds: float) -> bool:
+        """`flush`, and end the thread. What is not sent by then stays noted, for the next process. Endpoints are closed after it."""
+        sent = self.flush(seconds)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        _open.discard(self)
+        return sent
+
     def drain(self) -> list[Pending]:
         """Send all that is noted, whoever noted it, in this thread, once. What is left."""
         self.paused = False
@@ -169,9 +183,9 @@ class Uploads:
             with self._changed:
                 self._fails += not good
                 self._changed.notify_all()
-                if not self._awake:
+                if not self._awake and not self._closed:
                     self._changed.wait(LONGEST_PAUSE if good else pause)
-                if good and not self._awake and not self._left():
+                if self._closed or (good and not self._awake and not self._behind_another and not self._left()):
                     self._thread = None
                     return
                 self._awake = False
@@ -180,11 +194,11 @@ class Uploads:
         """Whether nothing is left that this process could send."""
         with self._changed:
             self._awake = False
-        watch = Watch(self._local.root / layout.LEASES / LEASE)
-        lease = watch.look()
+        lease = self._watch.look()
         if lease is None:
             self._forget_what_others_sent()
             return not self._left()
+        self._behind_another = False
         lease.keep()
         try:
             return self._send_noted()
@@ -193,6 +207,7 @@ class Uploads:
 
     def _forget_what_others_sent(self) -> None:
         noted = {item.file for item in spool.pending(self._local.root, self._tiers)}
+        self._behind_another = bool(noted)
         with self._changed:
             self._mine = {item for item in self._mine if item.file in noted}
 

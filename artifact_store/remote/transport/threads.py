@@ -24,6 +24,10 @@ _here = threading.local()
 _all: WeakSet[RequestThreads] = WeakSet()
 
 
+class PoolClosed(RuntimeError):
+    """A task was given to threads that were closed."""
+
+
 class RequestThreads:
     """At most `size` tasks at a time, not counting those that run for more than `overdue` seconds."""
 
@@ -40,14 +44,16 @@ class RequestThreads:
         self._closed = False
 
     def start(self, task: Callable[[], T]) -> Future[T]:
-        """Run `task` in a thread. A task of this pool that starts another one runs it itself: it would hold a thread while it waits."""
+        """Run `task` in a thread. A task of this pool that starts another one runs it itself: it would hold a thread while it waits.
+        Raises PoolClosed after `close`.
+        """
         future: Future[T] = Future()
         if getattr(_here, "pool", None) is self:
             _run(future, task)
             return future
         with self._changed:
             if self._closed:
-                raise RuntimeError("these threads were given back")
+                raise PoolClosed(f"the threads {self._name} were closed")
             self._tasks.append((future, task))
             if self._idle >= len(self._tasks):
                 self._changed.notify()

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Self, TypeVar
@@ -23,7 +23,7 @@ from precast.artifact_store.remote.endpoints.open import open_endpoint
 from precast.artifact_store.remote.endpoints.url import checked, checked_prefix
 from precast.artifact_store.remote.transport.breaker import FAILURES, OPEN_SECONDS, Breaker, State
 from precast.artifact_store.remote.transport.counters import Counters
-from precast.artifact_store.remote.transport.threads import RequestThreads
+from precast.artifact_store.remote.transport.threads import PoolClosed, RequestThreads
 
 T = TypeVar("T")
 
@@ -52,6 +52,12 @@ class Unasked(Unreachable):
 
 class Late(Unreachable):
     """The caller's time was over before the answer came. The request goes on in its thread."""
+
+    again = False
+
+
+class Closed(Unreachable):
+    """Nothing was sent: this process closed the endpoint, or did so while the request waited for a thread."""
 
     again = False
 
@@ -130,7 +136,7 @@ class Transport:
             except Empty as error:
                 self.counters.add("late")
                 raise self._late() from error
-            failed = future.exception()
+            failed = self._closed() if future.cancelled() else future.exception()
             if failed is not None and not isinstance(failed, EndpointError):
                 raise failed
             yield name, failed or future.result()
@@ -191,7 +197,7 @@ class Transport:
         return self._wait(self._start(verb, name, run, sent, received))
 
     def _start(self, verb: str, name: str, run: Callable[[], T], sent: int = 0, received: Callable[[T], int] | None = None) -> Future[T]:
-        """Begin a request with its retries. Raises Unasked where the breaker is open."""
+        """Begin a request with its retries. Raises Unasked where the breaker is open, Closed after `close`."""
         if self._threads.overdue():
             self._breaker.failed(f"a request to {self.url} has been under way for {self._threads.longest():.0f} s")
         if not self._breaker.admit():
@@ -200,20 +206,32 @@ class Transport:
             until = "" if state.until is None else time.strftime(" until %H:%M:%S", time.localtime(state.until))
             raise Unasked(f"{self.url} is not asked{until}: {state.reason}")
         deadline = self._until()
-        return self._threads.start(lambda: self._attempts(verb, run, sent, received, deadline))
+        try:
+            return self._threads.start(lambda: self._attempts(verb, run, sent, received, deadline))
+        except PoolClosed as error:
+            raise self._closed() from error
 
     def _wait(self, future: Future[T]) -> T:
         if future.done():
-            return future.result()
+            return self._result(future)
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
         if not done.wait(max(0.0, self._until() - time.monotonic())):
             self.counters.add("late")
             raise self._late()
-        return future.result()
+        return self._result(future)
+
+    def _result(self, future: Future[T]) -> T:
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise self._closed() from error
 
     def _late(self) -> Late:
         return Late(f"{self.url} had not answered when the time for it was over; the request goes on")
+
+    def _closed(self) -> Closed:
+        return Closed(f"{self.url} is not asked: this process closed its connections to it")
 
     def _attempts(self, verb: str, run: Callable[[], T], sent: int, received: Callable[[T], int] | None, deadline: float) -> T:
         """A request, repeated while it may help and there is time. It runs in a thread of this transport."""

@@ -271,6 +271,31 @@ def test_what_could_not_be_sent_is_left_to_the_next_process(machines: Any) -> No
     assert spool.pending(one.store.root) == []
 
 
+def test_closing_while_something_is_sent_leaves_the_rest_noted(machines: Any, caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = MemoryEndpoint()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(verb: str, name: str) -> None:
+        if verb == "get":
+            begun.set()
+            go_on.wait(20)
+
+    endpoint.before = hang
+    one = machines(Remote(Transport(endpoint), judge=Anything()))
+    artifact = one.put()
+    assert begun.wait(20)
+    thread = one.remotes.uploads._thread
+    one.remotes.close()
+    go_on.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [item.name for item in spool.pending(one.store.root)] == [artifact]
+    assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+    one.put(1)
+    assert one.remotes.uploads._thread is None or not one.remotes.uploads._thread.is_alive(), "what is closed begins no thread again"
+    assert len(spool.pending(one.store.root)) == 2
+
+
 def test_the_next_process_goes_on(machines: Any, tmp_path: Path) -> None:
     shared = tier()
     pid = os.fork()
@@ -286,6 +311,29 @@ def test_the_next_process_goes_on(machines: Any, tmp_path: Path) -> None:
     until = time.monotonic() + 10
     while spool.pending(one.store.root) and time.monotonic() < until:
         time.sleep(0.02)
+    found = shared.index(KEY)
+    assert found is not None and len(found.entries) == 1
+
+
+def test_notes_of_a_process_that_died_as_it_took_the_lease_are_sent(machines: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("precast.artifact_store.remote.behind.uploads.LONGEST_PAUSE", 0.05)
+    shared = tier()
+    pid = os.fork()
+    if not pid:
+        memory(shared).before = _raises(Unreachable("gone"))
+        Machine(tmp_path / "store-0", shared).put()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    lease = tmp_path / "store-0" / "leases" / "spool"
+    lease.parent.mkdir(exist_ok=True)
+    lease.write_bytes(b"")  # names nobody who could be found dead
+    one = machines(shared)
+    one.remotes.uploads._watch.expiry = 0.3
+    one.look()
+    until = time.monotonic() + 10
+    while spool.pending(one.store.root) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert spool.pending(one.store.root) == []
     found = shared.index(KEY)
     assert found is not None and len(found.entries) == 1
 

@@ -16,8 +16,16 @@ import pytest
 from precast.artifact_store.remote.endpoint import Denied, EndpointError, Garbled, TimeOuts, Unreachable, Unsupported, Versioned
 from precast.artifact_store.remote.transport import breaker as breaker_module
 from precast.artifact_store.remote.transport.breaker import Breaker
-from precast.artifact_store.remote.transport.threads import RequestThreads
-from precast.artifact_store.remote.transport.transport import Late, Transport, TransportSettings, Unasked, open_transport, transports
+from precast.artifact_store.remote.transport.threads import PoolClosed, RequestThreads
+from precast.artifact_store.remote.transport.transport import (
+    Closed,
+    Late,
+    Transport,
+    TransportSettings,
+    Unasked,
+    open_transport,
+    transports,
+)
 from tests.artifact_store.remote.memory_endpoint import MemoryEndpoint
 from tests.support.fault_proxy import FaultProxy
 
@@ -292,8 +300,50 @@ def test_threads_end_when_idle_and_tasks_may_start_tasks(monkeypatch: pytest.Mon
     assert not alive()
     assert threads.start(lambda: 5).result(5) == 5
     threads.close()
-    with pytest.raises(RuntimeError, match="given back"):
+    with pytest.raises(PoolClosed, match="precast-test were closed"):
         threads.start(lambda: 5)
+
+
+def test_requests_at_an_endpoint_that_was_closed_say_so() -> None:
+    endpoint, transport = made(settings=TransportSettings(threads=1))
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang(verb: str, name: str) -> None:
+        if verb == "has":
+            hangs.set()
+            go_on.wait(20)
+
+    endpoint.before = hang
+    answers: list[object] = []
+
+    def ask(request: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                answers.append(request())
+            except EndpointError as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    under_way = ask(lambda: transport.has(NAME))
+    assert hangs.wait(20)
+    waiting = [ask(lambda: transport.get(NAME, 100)), ask(lambda: list(transport.get_each([(NAME, 100)]))[0][1])]
+    until = time.monotonic() + 20
+    while len(transport._threads._tasks) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    transport.close()
+    for thread in waiting:
+        thread.join(20)
+    assert [type(each) for each in answers] == [Closed, Closed], "what waits for a thread is told at once"
+    go_on.set()
+    under_way.join(20)
+    assert answers[2:] == [True], "what is under way ends"
+    with pytest.raises(Closed, match="memory://test is not asked: this process closed"):
+        transport.get(NAME, 100)
+    assert [type(each) for _, each in transport.get_each([(NAME, 100)])] == [Closed]
+    assert transport.state.name == "closed", "the breaker learns nothing from it"
 
 
 def test_an_error_of_ours_reaches_the_caller() -> None:
