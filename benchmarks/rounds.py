@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ class Plan:
     """How much to measure.
 
     rounds: quiet steady rounds wanted; warm: fresh processes for the warm figure; block: seconds per steady block;
-    noise: share of its CPUs that other processes may take before a block counts as disturbed.
+    noise: share of its CPUs that other processes may take before a block counts as disturbed; neighbours: CPUs that a process of the
+    benchmark's own keeps busy during the steady rounds, which does not count as noise.
     """
 
     threads: int
@@ -35,6 +38,7 @@ class Plan:
     warm: int = 3
     block: float = 1.0
     noise: float = 0.10
+    neighbours: int = 0
 
 
 @dataclass
@@ -134,6 +138,26 @@ def _busy(cpus: set[int]) -> float:
     return busy_seconds(Path("/proc/stat").read_text(), cpus)
 
 
+@contextlib.contextmanager
+def busy_neighbours(number: int) -> Iterator[list[int]]:
+    """Processes that each keep one of our CPUs busy; their ids."""
+    spin = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    cpus = sorted(os.sched_getaffinity(0))[:number]
+    started = [subprocess.Popen([sys.executable, "-c", spin, str(cpu)], stdin=subprocess.DEVNULL) for cpu in cpus]
+    try:
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _cpu_seconds(processes: list[int]) -> float:
+    """What they have spent in user and system mode (proc(5): utime and stime, the 14th and 15th field)."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in processes]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
 def _folder_bytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
 
@@ -171,6 +195,11 @@ def _warm(row: str, name: str, cache: Path, plan: Plan, result: Result) -> Proce
 
 def steady_rounds(processes: dict[str, Process], results: dict[str, Result], plan: Plan) -> None:
     """Interleaved blocks until enough rounds were quiet, or twice as many were run."""
+    with busy_neighbours(plan.neighbours) as neighbours:
+        _steady_rounds(processes, results, plan, neighbours)
+
+
+def _steady_rounds(processes: dict[str, Process], results: dict[str, Result], plan: Plan, neighbours: list[int]) -> None:
     calls = {}
     for name, process in processes.items():
         once = min(process.ask("block", calls=2)["times"])
@@ -179,10 +208,10 @@ def steady_rounds(processes: dict[str, Process], results: dict[str, Result], pla
     for _ in range(2 * plan.rounds):
         round_quiet = True
         for name, process in processes.items():
-            busy, start = _busy(cpus), time.perf_counter()
+            busy, start = _busy(cpus) - _cpu_seconds(neighbours), time.perf_counter()
             block = process.ask("block", calls=calls[name])
             wall = time.perf_counter() - start
-            foreign = (_busy(cpus) - busy - block["cpu"]) / (wall * len(cpus))
+            foreign = (_busy(cpus) - _cpu_seconds(neighbours) - busy - block["cpu"]) / (wall * len(cpus))
             result = results[name]
             result.steady += block["times"]
             result.blocks.append(statistics.median(block["times"]))

@@ -2,7 +2,7 @@
 OpenVINO and ONNX Runtime. See docs/benchmarks.md.
 
 python benchmarks/run.py [--rows resnet50,bert] [--contenders eager,inductor,precast] [--quick] [--dynamic]
-    [--rounds 5] [--warm 1] [--block 1.0] [--json out.json] [--no-overhead]
+    [--rounds 5] [--warm 1] [--block 1.0] [--json out.json] [--no-overhead] [--neighbours 1]
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--block", type=_seconds, help="seconds of a steady block (1.0; with --quick 0.4)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="write all figures here as well")
+    parser.add_argument("--neighbours", type=int, default=0, help="CPUs that another process keeps busy during the steady rounds (0)")
     parser.add_argument("--no-overhead", action="store_true", help="leave out the guard and dispatch overhead")
     return parser.parse_args()
 
@@ -65,10 +66,15 @@ def main() -> int:
     if args.dynamic:
         os.environ["PRECAST_BENCH_DYNAMIC"] = "1"  # for the contenders' processes
     plan = Plan(args.threads, rounds=3, warm=1, block=0.4) if args.quick else Plan(args.threads)
-    plan = replace(plan, **{key: getattr(args, key) for key in ("rounds", "warm", "block") if getattr(args, key) is not None})
+    plan = replace(
+        plan,
+        neighbours=args.neighbours,
+        **{key: getattr(args, key) for key in ("rounds", "warm", "block") if getattr(args, key) is not None},
+    )
     chip = _chip()
     machine = f"{chip}, {args.threads} threads of {os.cpu_count()} CPUs"
     setting = ", dynamic=True" if args.dynamic else ""
+    setting += f", {args.neighbours} of the CPUs kept busy by another process" if args.neighbours else ""
     print(f"## precast benchmark\n\n{machine}, torch {torch.__version__}, Python {platform.python_version()}{setting}\n")
     rows: dict[str, dict[str, Result]] = {}
     for name in names:

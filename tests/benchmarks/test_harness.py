@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -128,6 +129,29 @@ def test_a_contender_that_is_not_installed_is_said_and_no_failure(report: Module
     table = report.row_table("tiny", results)
     assert "| OpenVINO | no_such_package not installed: pip install 'precast[rivals]' |" in table
     assert "OpenVINO" not in report.bars({"tiny": results}, 1.1)
+
+
+def test_a_neighbour_keeps_a_cpu_busy_and_is_no_noise(report: ModuleType) -> None:
+    rounds = importlib.import_module("rounds")
+
+    class Worker:
+        def ask(self, do: str, calls: int) -> dict[str, Any]:
+            time.sleep(0.2)
+            return {"times": [0.1] * calls, "cpu": 0.0, "peak": 0}
+
+    cpus = os.sched_getaffinity(0)
+    with rounds.busy_neighbours(1) as (pid,):
+        time.sleep(0.2)
+        assert os.sched_getaffinity(pid) == {min(cpus)}
+        begun, busy = rounds._cpu_seconds([pid]), rounds._busy(cpus)
+        time.sleep(0.5)
+        spent = rounds._cpu_seconds([pid]) - begun
+        assert 0.05 < spent <= rounds._busy(cpus) - busy + 0.05
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    result = rounds.Result()
+    rounds.steady_rounds({"one": Worker()}, {"one": result}, rounds.Plan(1, rounds=1, noise=10.0, neighbours=1))
+    assert result.blocks == [0.1]
 
 
 def test_the_engines_get_float32_and_our_threads(report: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
