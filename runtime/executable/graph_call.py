@@ -97,6 +97,10 @@ def graph_call(library: Library, spec: GraphSpec, bound: Sequence[torch.Tensor])
     call: Callable[..., Any] = native.GraphCall(
         *addresses, sources, kinds, spec.raw_kinds, *given, spec.finish, library, spec.inputs, library.frees
     )
+    if (
+        library.uses_threads and not torch.are_deterministic_algorithms_enabled()
+    ):  # libraries may round otherwise on another number of threads
+        call.adapt_threads()  # type: ignore[attr-defined]
     if library.run_rows:
         call.rows_by(library.run_rows)  # type: ignore[attr-defined]
     return call

@@ -45,6 +45,7 @@ class Library:
     `run`, `prepare`, `release`, `run_rows` are addresses of the exported functions (all but the first 0 where absent); `table` is the
     address of the resolved symbol table. `lent`: outputs for which a caller may give a tensor to write into. `may_draw`: it may draw random
     numbers.
+    `uses_threads`: each run asks torch for the number of threads that it may take.
     `frees`: inputs whose handles it takes from the caller: it frees them after their last use, and sets them to NULL.
     """
 
@@ -58,7 +59,9 @@ class Library:
         if abi != ABI:
             raise LoadError(f"{path.name[:12]}… speaks library ABI {abi}, this precast {ABI}: it needs to be compiled again")
         self.externs = Externs(self._text("precast_externs"), path.name[:12], parts)
-        self._table = self._resolve(self._symbols(path), path)
+        symbols = self._symbols(path)
+        self.uses_threads = "torch_get_num_threads" in symbols
+        self._table = self._resolve(symbols, path)
         self.table = ctypes.addressof(self._table)
         self.run = self._address("precast_run")
         self.prepare = self._address("precast_prepare")

@@ -19,10 +19,14 @@ from precast.runtime.common.locks import Lock
 from precast.runtime.common.log import logger
 from precast.runtime.native import build, kinds
 from precast.runtime.native.tensor_layout import LayoutUnknown, configure
+from precast.runtime.native.torch_symbols import resolve_symbol
 from precast.runtime.settings import stance
 
 ENVIRONMENT = "PRECAST_NATIVE"
 """Set to 0, the native runtime is neither loaded nor built."""
+
+ADAPT_THREADS = "PRECAST_ADAPT_THREADS"
+"""Set to 0, a call runs on as many threads as torch is set to, whoever else uses the cores."""
 
 LAYOUT = "where tensors keep what"
 WITHOUT_LAYOUT = "the native runtime stays off, and Python checks guards (tens of microseconds a call)"
@@ -125,9 +129,21 @@ def _load(file: Trusted[Path]) -> None:
         _fail(f"the native runtime cannot be used: {error}")
         return
     _state.tables = versions_are_sound(module)
+    _let_threads_adapt(module)
     stance.state.listeners.append(module.force_eager)
     module.force_eager(stance.state.detour)
     _state.module = module  # last: threads that ask without the lock take it as it is
+
+
+def _let_threads_adapt(module: Any) -> None:
+    """Calls on two threads run on one while another process keeps the second from its core. It is torch's OpenMP."""
+    if os.environ.get(ADAPT_THREADS) == "0":
+        return
+    addresses = [resolve_symbol(name) for name in ("omp_get_max_threads", "omp_set_num_threads", "GOMP_parallel")]
+    if all(addresses):
+        module.adapt_threads(*addresses)
+    else:
+        logger("runtime").info("this torch's OpenMP is another one: calls do not adapt to neighbours that use the cores")
 
 
 def _fail(reason: str) -> None:

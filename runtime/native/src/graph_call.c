@@ -242,7 +242,9 @@ static PyObject *run_graph(PyObject *object, PyObject *homes, PyObject *const *a
     Py_INCREF(object); /* the arguments and bound tensors are held by the caller and by this object */
     if (given && PyList_SetSlice(given, 0, PyList_GET_SIZE(given), NULL) < 0) PyErr_Clear(); /* they live longer then */
     Py_BEGIN_ALLOW_THREADS
+    TeamCall team = team_begin(&self->pace);
     failed = self->run(self->table, words, outputs, state ? state->value : NULL, error, ERROR_CAPACITY);
+    team_end(&self->pace, team);
     Py_END_ALLOW_THREADS
     drop_held(self, words, self->inputs, given != NULL);
     if (failed) {
@@ -327,7 +329,14 @@ static PyObject *graph_rows_by(PyObject *object, PyObject *address) {
     Py_RETURN_NONE;
 }
 
+/* adapt_threads() */
+static PyObject *graph_adapt_threads(PyObject *object, PyObject *unused) {
+    ((GraphCall *)object)->pace.adapts = 1;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"adapt_threads", graph_adapt_threads, METH_NOARGS, "Run on one thread while another process keeps the second from its core."},
     {"rows_by", graph_rows_by, METH_O, "The address of the library's function for many rows."},
     {"consume", graph_consume, METH_O, "Run on the arguments of a list, which is emptied first."},
     {"each", (PyCFunction)(void (*)(void))graph_each, METH_FASTCALL, "Run once a row, without outputs."},

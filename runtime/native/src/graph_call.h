@@ -2,7 +2,7 @@
 #ifndef PRECAST_GRAPH_H
 #define PRECAST_GRAPH_H
 
-#include "native.h"
+#include "team.h"
 
 typedef int (*run_function)(void *const *, void *const *, void **, void *, char *, int64_t);
 typedef int (*prepare_function)(void *const *, void *const *, void **, char *, int64_t);
@@ -50,6 +50,7 @@ typedef struct {
     PyObject *finish; /* (raw, inputs) -> outputs, or NULL */
     PyObject *library;
     PyObject *described; /* of the inputs, for messages: tuple of GraphInput */
+    Pace pace;
     State *state;
     Stamp *stamps; /* of the lasting ones when `state` was made */
 } GraphCall;

@@ -1,6 +1,7 @@
 /* precast._native: the module with its types, functions and constants. */
 #include "guard_table.h"
 #include "cuda_replay.h"
+#include "team.h"
 
 static PyObject *changes(PyObject *module, PyObject *unused) {
     return dicts_can_be_watched() ? PyLong_FromUnsignedLongLong(dict_changes) : Py_NewRef(Py_None);
@@ -11,6 +12,8 @@ static PyMethodDef methods[] = {
     {"read_bytes", layout_read_bytes, METH_VARARGS, "Memory as bytes."},
     {"allocation_size", layout_allocation_size, METH_O, "Bytes usable at a heap address; 0: unknown."},
     {"configure", layout_configure, METH_VARARGS, "Take the probed layout."},
+    {"adapt_threads", team_adapt, METH_VARARGS, "Take the addresses of OpenMP's functions, by which calls change their number of threads."},
+    {"runs_alone", team_alone, METH_NOARGS, "Whether long calls of this thread run on one thread, because another process uses the cores."},
     {"dict_changes", changes, METH_NOARGS, "How often watched dicts have changed; None where none can be watched."},
     {"force_eager", dispatcher_force_eager, METH_O, "Send every call to the slow path, or stop doing so."},
     {"set_attributes", FAST(rebuild_set_attributes), METH_FASTCALL, "object.__setattr__ of each triple, the last first."},
