@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import precast
 from precast.lowering.build.sampling_rules import grid_sampler_2d
+from tests.ops.compiled import compiled
 from tests.ops.runners import program_of
 
 MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
@@ -81,6 +83,24 @@ def test_interpolation_dimension_by_dimension(rank: int, dtype: torch.dtype, sto
             if dtype is not torch.bfloat16:  # of which eager rounds shares to 0
                 torch.testing.assert_close(got, eager, rtol=rtol, atol=atol, equal_nan=True)
             assert got.stride() == eager.stride() or eager.shape[-1] == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_images_of_bytes_are_eagers_to_the_bit(mode: str, dynamic: bool, tmp_path: Path) -> None:
+    """Which rounds weights to 16 bits, and what lies between the two dimensions to bytes."""
+    smooth = mode in ("bilinear", "bicubic")
+    for channels, layout in ((1, torch.contiguous_format), (3, torch.channels_last), (7, torch.contiguous_format)):
+        image = torch.randint(0, 256, (2, channels, 13, 17), dtype=torch.uint8).contiguous(memory_format=layout)
+        for align, antialias in product((True, False), (True, False)) if smooth else ((None, False),):
+
+            def program(x: Tensor, align: bool | None = align, antialias: bool = antialias) -> list[Tensor]:
+                take = partial(F.interpolate, x, mode=mode, align_corners=align, antialias=antialias)
+                return [take(size=(20, 31)), take(size=(7, 5)).float() / 255, take(scale_factor=1.7)]
+
+            for got, eager in zip(compiled(program, tmp_path, dynamic=dynamic)(image), program(image), strict=True):
+                torch.testing.assert_close(got, eager, rtol=0, atol=0)
+                assert got.stride() == eager.stride()
 
 
 def test_lines_are_resampled_once() -> None:
