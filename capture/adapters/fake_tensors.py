@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound,
     ShapeEnv,
+    guard_or_false,
     statically_known_true,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "ShapeEnv",
     "UnsupportedFakeTensorException",
     "disable_autocast_cache",
+    "guard_or_false",
     "make_fx",
     "proxy_tensor",
     "snapshot_fake",

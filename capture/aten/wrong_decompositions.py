@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 from torch._C import DispatchKey
 
+from precast.capture.adapters.fake_tensors import guard_or_false
 from precast.capture.adapters.operators import upsample_compute_output_size
 from precast.capture.common.patching import replaced
 
@@ -26,6 +28,9 @@ KEPT_WHOLE = (
 
 INTERPOLATIONS = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
 """Torch's rules lose infinite pixels, and take integers that the kernels refuse."""
+
+NEAREST = tuple(f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3))
+"""Torch's rules make empty results where the kernels refuse them, and empty images."""
 
 
 def without_wrong(decompositions: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -41,6 +46,8 @@ def kept_whole() -> Iterator[None]:
             stack.enter_context(_kernels(op, {}))
         for name in INTERPOLATIONS:
             _take_over(stack, getattr(torch.ops.aten, name))
+        for name in NEAREST:
+            _keep_out_empty(stack, getattr(torch.ops.aten, name))
         yield
 
 
@@ -59,6 +66,41 @@ def _take_over(stack: contextlib.ExitStack, packet: Any) -> None:
     )
     for op, kernels in forms:
         stack.enter_context(_kernels(op, kernels))
+
+
+def _keep_out_empty(stack: contextlib.ExitStack, packet: Any) -> None:
+    """Torch's rules for an operator that takes the nearest pixels stay, for images and results that have some, in each channel. With
+    others the operator is met as a call, which raises eager's error.
+    """
+    op: Any = packet.default
+    output_size: Any = upsample_compute_output_size
+
+    def empty(image: torch.Tensor, sizes: Any) -> bool:
+        return any(guard_or_false(n == 0) for n in (*image.shape[1:], *sizes))
+
+    def by_factors(rule: Callable[..., Any], image: torch.Tensor, size: Any, factors: Any) -> Any:
+        found = output_size(image.size(), size, factors)
+        if empty(image, found):
+            return op(image, found, *(factors or [None] * len(found)))
+        return rule(image, size, factors)
+
+    def recorded(rule: Callable[..., Any], image: torch.Tensor, size: Any, *factors: Any) -> Any:
+        if not empty(image, size):
+            return rule(image, size, *factors)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(image, size, *factors)
+
+    def decomposed(rule: Callable[..., Any], image: torch.Tensor, size: Any, *factors: Any) -> Any:
+        return NotImplemented if empty(image, size) else rule(image, size, *factors)
+
+    def described(rule: Callable[..., Any], image: torch.Tensor, size: Any, *factors: Any) -> Any:
+        return image.new_empty((*image.shape[:2], *size)) if empty(image, size) else rule(image, size, *factors)
+
+    composite, autograd, meta = DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd, DispatchKey.Meta
+    for form, kernels in ((packet.vec, dict.fromkeys((composite, autograd), by_factors)),
+                          (op, {composite: decomposed, autograd: recorded, meta: described})):  # fmt: skip
+        rules = {key: partial(kernel, form.py_kernels[key]) for key, kernel in kernels.items() if key in form.py_kernels}
+        stack.enter_context(_kernels(form, rules))
 
 
 NORMS = (
@@ -89,8 +131,8 @@ def unrounded_statistics(graph: torch.fx.Graph) -> None:
 
 @contextlib.contextmanager
 def _kernels(op: Any, more: Mapping[Any, Any]) -> Iterator[None]:
-    """The operator's kernels in Python, without that of Autograd and with `more`; what was found of them before is looked up anew."""
-    kernels = {key: kernel for key, kernel in {**op.py_kernels, **more}.items() if key is not DispatchKey.Autograd}
+    """The operator's kernels in Python, without that of Autograd but with `more`; what was found of them before is looked up anew."""
+    kernels = {key: kernel for key, kernel in op.py_kernels.items() if key is not DispatchKey.Autograd} | dict(more)
     try:
         with replaced(op, "py_kernels", kernels):
             op._dispatch_cache.clear()

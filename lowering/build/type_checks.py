@@ -1,4 +1,5 @@
-"""Checks that eager's kernels make of their operands, and fake tensors and decompositions do not: types that agree, numbers within bounds.
+"""Checks that eager's kernels make of their operands, and fake tensors and decompositions do not: types that agree, sizes and numbers
+within bounds.
 
 Where a call does not fit, neither a rule nor a decomposition takes it: it stays the library's call, and raises eager's own error.
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 HALF = (torch.bfloat16, torch.float16)
 Operands = Mapping[str, Any]
@@ -66,6 +68,32 @@ def _interpolates(of_bytes: bool) -> Callable[[Operands], bool]:
     return rule
 
 
+def _shape(operands: Operands, name: str) -> tuple[Any, ...]:
+    """The sizes of a tensor: of a node those that are known, since nothing is guarded any more when there are nodes."""
+    value = operands[name]
+    if not isinstance(value, fx.Node):
+        return tuple(value.shape)
+    return tuple(n if isinstance(n, int) else 1 for n in value.meta["val"].shape)
+
+
+def _resampled(operands: Operands) -> bool:
+    """Neither the image nor the result is empty; only their batch may be. What is said of symbols is guarded."""
+    size = operands.get("output_size")
+    given = [n for n in size if isinstance(n, int | torch.SymInt)] if isinstance(size, list | tuple) else []
+    return not any(guard_or_false(n == 0) for n in (*_shape(operands, "self")[1:], *given))
+
+
+def _at_least_0(name: str) -> Callable[[Operands], bool]:
+    """No number of a list is negative."""
+    return lambda operands: all(n >= 0 for n in operands[name] if isinstance(n, int))
+
+
+def _one_target_a_pixel(operands: Operands) -> bool:
+    """The targets have the sizes of the image, less that of the classes; both have no others."""
+    (batch, _, *image), target = _shape(operands, "self"), _shape(operands, "target")
+    return len(image) == 2 and len(target) == 3 and bool(batch == target[0] and image[0] == target[1] and image[1] == target[2])
+
+
 LONG = torch.int64
 INTERPOLATIONS = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
 LOSS = _both(_alike("self", "weight"), _counts("target", LONG))
@@ -90,7 +118,8 @@ RULES: dict[str, Callable[[Operands], bool]] = {
     "grid_sampler_2d": _alike("input", "grid"),
     "binary_cross_entropy": _alike("self", "target", "weight"),
     "nll_loss_forward": LOSS,
-    "nll_loss2d_forward": LOSS,
+    "nll_loss2d_forward": _both(LOSS, _one_target_a_pixel),
+    "im2col": _at_least_0("padding"),
     "argmax": _without(torch.bool),
     "argmin": _without(torch.bool),
     "sub": _without(torch.bool),
@@ -98,8 +127,8 @@ RULES: dict[str, Callable[[Operands], bool]] = {
     "smooth_l1_loss": _number("beta", 1.0, lambda beta: beta >= 0),
     "huber_loss": _number("delta", 1.0, lambda delta: delta > 0),
     "celu": _number("alpha", 1.0, lambda alpha: alpha != 0),
-    **{f"upsample_{how}": _interpolates(how not in ("linear1d", "trilinear3d")) for how in INTERPOLATIONS},
-    **{f"_upsample_nearest_exact{rank}d": _interpolates(True) for rank in (1, 2, 3)},
+    **{f"upsample_{how}": _both(_interpolates(how not in ("linear1d", "trilinear3d")), _resampled) for how in INTERPOLATIONS},
+    **{f"_upsample_nearest_exact{rank}d": _both(_interpolates(True), _resampled) for rank in (1, 2, 3)},
 }
 """By the operator's name, of whatever overload."""
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import precast
@@ -70,6 +72,46 @@ LOWERED: dict[str, Case] = {
 }
 
 
+IMAGES = {3: "linear nearest nearest-exact", 4: "bilinear bicubic nearest nearest-exact", 5: "trilinear nearest nearest-exact"}
+
+
+def resampled(rank: int, mode: str, **options: object) -> Callable[[Tensor], Tensor]:
+    """Of images in so many dimensions; `size` is one dimension's, `last` the last one's."""
+    if "size" in options:
+        options["size"] = (*[options["size"]] * (rank - 3), options.pop("last", options["size"]))
+    return lambda x: F.interpolate(x, mode=mode, **options) * 2  # type: ignore[arg-type]
+
+
+EMPTY: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    **{f"{mode}{rank}/{what}": (resampled(rank, mode, **options), shape[:rank])
+       for rank, modes in IMAGES.items() for mode in modes.split() for what, options, shape in (
+        ("result", {"size": 0}, (1, 2, 3, 4, 5)), ("columns", {"size": 4, "last": 0}, (1, 2, 3, 4, 5)),
+        ("by factor", {"scale_factor": 0.1}, (1, 2, 3, 4, 5)), ("image", {"size": 4}, (1, 2, 0, 4, 5)),
+        ("channels", {"size": 4}, (1, 0, 3, 4, 5)))},
+    **{f"{mode}/corners": (resampled(rank, mode, size=0, align_corners=True), (1, 2, 3, 4, 5)[:rank])
+       for rank, mode in ((3, "linear"), (4, "bilinear"), (4, "bicubic"), (5, "trilinear"))},
+    **{f"{mode}/antialias": (resampled(4, mode, size=0, antialias=True), (1, 2, 3, 4)) for mode in ("bilinear", "bicubic")},
+    "avg_pool/image": (lambda x: F.avg_pool2d(x, 2), (1, 2, 0, 4)),
+    "max_pool/channels": (lambda x: F.max_pool2d(x, 2), (1, 0, 3, 4)),
+    "max_pool/window": (lambda x: F.max_pool2d(x, 5), (1, 2, 3, 4)),
+    "max_pool/padding": (lambda x: F.max_pool2d(x, 2, padding=2), (1, 2, 3, 4)),
+    "adaptive/image": (lambda x: F.adaptive_avg_pool2d(x, 2), (1, 2, 0, 4)),
+    "adaptive/size": (lambda x: F.adaptive_max_pool2d(x, -1), (1, 2, 3, 4)),
+    "convolution/image": (lambda x: F.conv2d(x, torch.ones(4, 2, 2, 2)), (1, 2, 0, 4)),
+    "convolution/window": (lambda x: F.conv2d(x, torch.ones(4, 2, 5, 5)), (1, 2, 3, 4)),
+    "unfold/image": (lambda x: F.unfold(x, 2), (1, 2, 0, 4)),
+    "unfold/window": (lambda x: F.unfold(x, 5), (1, 2, 3, 4)),
+    "unfold/padding": (lambda x: F.unfold(x, 2, padding=-1), (1, 2, 5, 5)),
+    "fold/padding": (lambda x: F.fold(x, (3, 3), 2, padding=-1), (1, 8, 1)),
+    "pixel_shuffle/0": (lambda x: F.pixel_shuffle(x, 0), (1, 4, 3, 3)),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), (1, 4, 3, 3)),
+    "grid_sample/image": (lambda x: F.grid_sample(x, torch.zeros(1, 4, 4, 2), align_corners=False), (1, 2, 0, 4)),
+    "pad/reflected": (lambda x: F.pad(x, (1, 1), mode="reflect"), (1, 2, 0)),
+    "cross_entropy/pixels": (lambda x: F.cross_entropy(x, torch.zeros(2, 3, 2, dtype=torch.int64)), (2, 4, 3, 3)),
+}  # fmt: skip
+"""Sizes that a rule which reads images by other operators would take: each tensor of the result would be there, or be empty."""
+
+
 def inputs_of(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     _, x, source, found = case
     return torch.randn(x), torch.randn(source), torch.zeros(found, dtype=torch.int64)
@@ -84,6 +126,32 @@ def test_what_eager_refuses_is_refused(name: str, dynamic: bool) -> None:
     with pytest.raises((IndexError, RuntimeError)) as raised:
         precast.compile(fn, dynamic=dynamic)(*inputs)
     assert "internal" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", EMPTY)
+def test_images_that_eager_refuses_are_refused(name: str, dynamic: bool, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_STRICT", "0")  # one that cannot be traced runs as written, and raises there
+    fn, shape = EMPTY[name]
+    with pytest.raises(RuntimeError) as theirs:
+        fn(torch.randn(shape))
+    with pytest.raises(RuntimeError) as ours:
+        precast.compile(fn, store=store, dynamic=dynamic)(torch.randn(shape))
+    assert str(theirs.value)[:30] in str(ours.value)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_a_later_image_is_too_small_for_a_factor(mode: str, store: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=0.25, mode=mode)
+
+    compiled = precast.compile(fn, store=store, dynamic=True)
+    for n in (16, 9):
+        x = torch.randn(1, 2, n, n + 2)
+        torch.testing.assert_close(compiled(x), fn(x))
+    for n in (3, 2):
+        with pytest.raises(RuntimeError, match="Input and output sizes should be greater than 0"):
+            compiled(torch.randn(1, 2, n, n + 2))
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
