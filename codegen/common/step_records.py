@@ -7,19 +7,27 @@ from collections.abc import Mapping, Sequence
 from precast.codegen.common.library_steps import LibraryCall, RunStep
 from precast.lowering.costs.records import StepRecord
 from precast.lowering.costs.work import work_of
-from precast.lowering.ir.nodes import Buffer, Extern, Kernel, Program
+from precast.lowering.ir.nodes import Buffer, Conv, Extern, Gemm, Kernel, Program
 from precast.lowering.ir.sizes import hint
 
 
-def step_records(program: Program, steps: Sequence[RunStep], functions: Mapping[str, str]) -> tuple[StepRecord, ...]:
-    """One record for each step that the host program runs. `functions`: of kernels by name, the function that is called."""
+def step_records(
+    program: Program, steps: Sequence[RunStep], functions: Mapping[str, str], own: Mapping[str, str] | None = None
+) -> tuple[StepRecord, ...]:
+    """One record for each step that the host program runs. `functions`: of kernels by name, the function that is called; `own`: of library
+    calls that are code of our own, by the buffer of the result.
+    """
     buffers = {b.name: b for b in program.buffers}
     places = {slot.buffer: (hint(slot.offset), hint(slot.nbytes)) for slot in program.workspace}
-    return tuple(_record(step, buffers, functions, places) for step in steps)
+    return tuple(_record(step, buffers, functions, places, own or {}) for step in steps)
 
 
 def _record(
-    step: RunStep, buffers: Mapping[str, Buffer], functions: Mapping[str, str], places: Mapping[str, tuple[int, int]]
+    step: RunStep,
+    buffers: Mapping[str, Buffer],
+    functions: Mapping[str, str],
+    places: Mapping[str, tuple[int, int]],
+    library: Mapping[str, str],
 ) -> StepRecord:
     inner = step.step if isinstance(step, LibraryCall) else step
     work = work_of(inner, buffers)
@@ -31,4 +39,5 @@ def _record(
             kind, how = "operator", ""
         case LibraryCall(how=how):
             kind, name = "library", type(step.step).__name__.lower()
-    return StepRecord(kind=kind, name=name, how=how, origins=inner.origins, places=own, **vars(work))
+    function = library.get(inner.out, "") if isinstance(inner, Conv | Gemm) else ""
+    return StepRecord(kind=kind, name=name, how=how, function=function, origins=inner.origins, places=own, **vars(work))

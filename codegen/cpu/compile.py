@@ -20,7 +20,7 @@ from precast.codegen.cpp.math_prelude import MATH
 from precast.codegen.cpp.ops import prototypes
 from precast.codegen.cpp.types import PROLOGUE
 from precast.codegen.cpu.attention import attention_source as attention_text
-from precast.codegen.cpu.depthwise import depthwise_source, form_of
+from precast.codegen.cpu.depthwise import depthwise_source, form_of, function_of
 from precast.codegen.cpu.host import CpuHostWriter
 from precast.codegen.cpu.library_calls import writes_in_place
 from precast.codegen.cpu.panel_gemm import panel_source
@@ -89,6 +89,7 @@ class CpuCompilation:
         deep = [s.step for s in every if isinstance(s, LibraryCall) and s.how == "depthwise" and isinstance(s.step, Conv)]
         if deep:
             kernel_source += depthwise_source(lanes, [form_of(s, buffers[s.out]) for s in deep])
+        own = {s.out: function_of(form_of(s, buffers[s.out])) for s in deep}
         host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference)
         host.missing, host.frees_inputs = self.context.missing, self.context.frees_inputs
         host_source = host.source(selection.packs, selection.prepare)
@@ -128,7 +129,7 @@ class CpuCompilation:
             ),
             timings={"render_s": rendered - began - measured, "measure_s": measured, "compiler_s": done - rendered},
             python_calls=tuple(str(record["op"]) for record in host.externs),
-            steps=step_records(program, selection.steps, {name: k.name for name, k in kernels.items()}),
+            steps=step_records(program, selection.steps, {name: k.name for name, k in kernels.items()}, own),
         )
 
     def _weights(self, program: Program) -> frozenset[str]:

@@ -50,6 +50,11 @@ def form_of(step: Conv, out: Buffer) -> Form:
     return row_form(taps, int(width), int(wide), step.padding[1]) if known(width, wide) else Form(taps)
 
 
+def function_of(form: Form) -> str:
+    """The function that runs a whole convolution, within its namespace."""
+    return f"conv_{form.tag}"
+
+
 def row_form(taps: Taps, width: int, wide: int, padding: int) -> Form:
     """How rows of `wide` pixels are covered, over images of this width."""
     _, reach, _, step, _, pace = taps
@@ -159,7 +164,7 @@ def _driver(form: Form) -> str:
     """All rows of the result, which go to threads."""
     height, width, down, step, fall, pace = form.taps
     return f"""
-template <int F, int REST> static int conv_{form.tag}(
+template <int F, int REST> static int {function_of(form)}(
     const float* x, int64_t sn, int64_t sh, int64_t sw, const float* packed, const float* w, const int64_t* stride, const float* bias,
     const float* rest, float* y, int64_t N, int64_t H, int64_t W, int64_t C, int64_t Ho, int64_t Wo, int64_t ph, int64_t pw, float low,
     float high, int threads) {{

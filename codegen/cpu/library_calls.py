@@ -11,7 +11,7 @@ from precast.codegen.common.library_steps import LibraryCall, Pack, weight_view
 from precast.codegen.common.measure import POST_OPS
 from precast.codegen.common.torch_names import DTYPE_CODES
 from precast.codegen.cpu.attention import attention_symbols
-from precast.codegen.cpu.depthwise import DepthwisePack, form_of
+from precast.codegen.cpu.depthwise import DepthwisePack, form_of, function_of
 from precast.codegen.cpu.panel_gemm import FINISH, PanelPack
 from precast.codegen.cpu.select_library import gemm_parts
 from precast.codegen.cpu.winograd import Shape, WinogradPack
@@ -260,7 +260,7 @@ def _depthwise(writer: Writer, step: Conv, packed: int | None, label: str) -> No
     low, high = _bounds(step)
     _open_packed(writer, packed, label)
     operands = f"{x}, {steps}, (const float*)data, {weight}, {writer.ints(step.weight.stride)}, {bias}, {rest}"
-    function = f"depthwise::conv_{form_of(step, out).tag}<{_finish(step)}>"
+    function = f"depthwise::{function_of(form_of(step, out))}<{_finish(step)}>"
     writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
     writer.add('say(error, capacity, "out of memory: a convolution\'s weight could not be laid out"); return 1; } }')
     show_convolution(writer, step)

@@ -34,7 +34,8 @@ class Work:
 class StepRecord(Work):
     """One step with what it has to do, in the order in which they run. `kind`: "kernel" (generated loops), "library" (a product, a
     convolution or attention) or "operator" (any other of torch's, or of a user's). `name`: the kernel's, the operator's, or what the
-    library computes. `how`: the library, or the function that a profiler of the device sees; kernels of equal code share one.
+    library computes. `how`: the library, or the function that a profiler of the device sees; kernels of equal code share one. `function`:
+    where code of precast's own stands for a library's and has several functions, the one that is called.
     `origins`: names of the graph's nodes that it computes, `sources` the user's lines that these come from. `places`: offset and bytes in
     the workspace of the buffers that it writes there; what else it writes, the graph hands out.
     """
@@ -42,6 +43,7 @@ class StepRecord(Work):
     kind: str
     name: str
     how: str
+    function: str = ""
     origins: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -12,7 +12,10 @@ from pygments.token import Comment, Keyword, Literal, Name, Number, String
 
 from precast.lowering.costs.records import StepRecord
 
-_FUNCTION = re.compile(r"^(?:static\s[^;=(]*?(?:__attribute__\(\(.*?\)\)[^;=(]*?)?\b(?!__attribute__)(\w+)\s*\(|def\s+(\w+)\s*\()")
+_FUNCTION = re.compile(
+    r"^(?:(?:template\s*<[^>]*>\s*)?static\s[^;=(]*?(?:__attribute__\(\(.*?\)\)[^;=(]*?)?\b(?!__attribute__)(\w+)\s*\("
+    r"|def\s+(\w+)\s*\()"
+)
 _BEFORE = ("//", "#", "@", "template", "__attribute__")
 """Beginnings of the lines above a function that belong to it."""
 _OURS = {"own": ("product",), "panel": ("panel_product",), "winograd": ("winograd_conv", "winograd_whole")}
@@ -74,7 +77,8 @@ def functions_called(steps: Sequence[StepRecord], functions: Sequence[Function])
     attention = _attention(steps, functions)
     found = []
     for number, step in enumerate(steps):
-        names = _OURS.get(step.how, step.how.split(", ")) if step.kind == "library" else step.how.split(", ")
+        names = [step.function] if step.function else step.how.split(", ")
+        names = list(_OURS.get(step.how, names)) if step.kind == "library" else names
         found.append([attention[number]] if number in attention else [place[name] for name in names if name in place])
     return found
 

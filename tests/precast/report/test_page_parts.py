@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from precast.lowering.costs.records import StepRecord
+import precast
+from precast.artifact_store.store import Store
+from precast.codegen.cpu.depthwise import Form, depthwise_source, function_of
+from precast.codegen.cpu.panel_gemm import panel_source
+from precast.lowering.costs.records import STEPS, StepRecord, from_json
 from precast.report.page.code_parts import functions_called, functions_of, host_lines
 from precast.report.page.folding import Repeat, repeats
 from precast.report.page.graphs import edges_of, folded, plain_name, representatives, title
@@ -162,6 +166,31 @@ def test_steps_find_their_functions() -> None:
         step("gemm", "a", "f", kind="library", how="own"),
     ]
     assert functions_called(steps, functions) == [[0], [2], [3], [2], [], [0], [1]]
+
+
+def test_products_over_panels_and_depthwise_convolutions_find_their_functions() -> None:
+    """Which are templates, and of convolutions there is one for each window."""
+    windows = [Form((3, 3, 1, 1, 1, 1)), Form((5, 5, 2, 2, 1, 1))]
+    functions = functions_of("static void k0() {\n}\n" + panel_source(8) + depthwise_source(8, windows))
+    steps = [
+        step("gemm", "a", "b", kind="library", how="panel"),
+        *(step("conv", "b", "c", kind="library", how="depthwise", function=function_of(window)) for window in reversed(windows)),
+        step("k0", "c", "d"),
+    ]
+    found = [[functions[place].name for place in places] for places in functions_called(steps, functions)]
+    assert found == [["panel_product"], ["conv_5_5_2_2_1_1_0_0_0"], ["conv_3_3_1_1_1_1_0_0_0"], ["k0"]]
+
+
+def test_steps_of_a_program_know_the_functions_of_their_convolutions(store: Store) -> None:
+    with torch.no_grad():
+        model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1, groups=16), torch.nn.Conv2d(16, 16, 5, padding=2, groups=16))
+        image = torch.randn(1, 16, 12, 12).to(memory_format=torch.channels_last)
+        precast.compile(model.eval().to(memory_format=torch.channels_last), store=store)(image)
+    ((manifest,),) = [store.variants(key) for key in store.programs()]
+    data = store.blob(manifest.graphs["forward"].blobs[STEPS])
+    assert data is not None
+    steps = [s for s in from_json(data) if s.how == "depthwise"]
+    assert [s.function[: len("conv_3_3")] for s in steps] == ["conv_3_3", "conv_5_5"]
 
 
 def test_lines_of_the_host_program_know_their_steps() -> None:
