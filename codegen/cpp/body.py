@@ -50,6 +50,8 @@ class ScanState:
 
 DIVISIONS = (Op.FLOORDIV, Op.TRUNCDIV, Op.MOD, Op.REM)
 DIVIDED_BY_0 = -2
+NO_INDEX_ERROR = 1 << 16
+"""Added to the dimension where a position outside of it is to be a RuntimeError, not an IndexError."""
 """Stands for a dimension in what a kernel reports (`templates.py`)."""
 
 
@@ -309,7 +311,7 @@ class Body:
             outside = f"({wide} < 0 || {wide} >= {size})"
             if mask is not None:
                 outside = f"({self.value(mask)} && {outside})"
-            self._report(level, outside, f"(int64_t){raw}", size, dimension)
+            self._report(level, outside, f"(int64_t){raw}", size, dimension + (NO_INDEX_ERROR if gather.checked == "RuntimeError" else 0))
             level.add(f"const {self.index_type} {name} = {wide} < 0 || {wide} >= {size} ? 0 : ({self.index_type}){wide};")
         level.names[key] = name
         return name

@@ -3,8 +3,8 @@
 ERROR = """
 struct Error { int set; int dimension; int64_t index; int64_t size; };
 """
-"""What a kernel or a check says of an index out of range, or (dimension -2) of an integer that was divided by 0, or
-(dimension -3) that it found no memory."""
+"""What a kernel or a check says of an index out of range (where that is no IndexError, 1 << 16 is added to the dimension), or
+(dimension -2) of an integer that was divided by 0, or (dimension -3) that it found no memory."""
 
 MESSAGES = r"""
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -22,11 +22,14 @@ static int say_index(const Error& fault, char* error, int64_t capacity) {
   if (capacity <= 0) return 1;
   const __SIZE_TYPE__ room = (__SIZE_TYPE__)capacity;
   const long long index = (long long)fault.index, size = (long long)fault.size;
-  const int dimension = fault.dimension;
+  const bool plain = fault.dimension >= (1 << 16) - 1; /* -1, a dimension that is not known, becomes that */
+  const int dimension = plain ? fault.dimension - (1 << 16) : fault.dimension;
+  const char* const kind = plain ? "" : "I: ";
   if (dimension == -2) snprintf(error, room, "ZeroDivisionError: an integer was divided by 0");
   else if (dimension == -3) snprintf(error, room, "out of memory: the sums of a matrix's columns could not be allocated");
-  else if (dimension >= 0) snprintf(error, room, "I: index %lld is out of bounds for dimension %d with size %lld", index, dimension, size);
-  else snprintf(error, room, "I: index %lld is out of bounds for a dimension with size %lld", index, size);
+  else if (dimension >= 0)
+    snprintf(error, room, "%sindex %lld is out of bounds for dimension %d with size %lld", kind, index, dimension, size);
+  else snprintf(error, room, "%sindex %lld is out of bounds for a dimension with size %lld", kind, index, size);
   return 1;
 }
 static int __attribute__((noinline, cold, unused)) say_no_memory(int position, char* error, int64_t capacity) {

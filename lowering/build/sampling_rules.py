@@ -11,6 +11,7 @@ A number becomes an integer only where it was compared with the size first, so t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
@@ -199,6 +201,19 @@ def _places(image: Tensor, dim: int, size: Any, align_corners: bool, scale: floa
     return place.reshape(-1, *(1 for _ in range(behind)))
 
 
+def max_unpool(rule: Callable[..., Tensor], pooled: Tensor, places: Tensor, size: Sequence[Any], *more: Any) -> Tensor:
+    """`aten::max_unpool2d` and `aten::max_unpool3d`. `rule`, torch's own, says what is refused and how the result lies, but counts places
+    through all planes, so that one outside of its plane would be in the next.
+    """
+    made, dims = rule(pooled, places, size, *more), len(size)
+    if guard_or_false(made.numel() == 0):
+        return made
+    planes, image = math.prod(pooled.shape[:-dims]), math.prod(size)
+    flat, here = pooled.reshape(planes, -1), places.reshape(planes, -1)
+    found: Tensor = pooled.new_zeros((planes, image)).scatter(1, here, flat).view(made.shape)
+    return found
+
+
 def on_gpu(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`rule` for images on a GPU; on a CPU the operator is called."""
 
@@ -232,4 +247,8 @@ def replaced(table: dict[torch._ops.OperatorBase, Callable[..., Any]]) -> dict[t
         op = getattr(torch.ops.aten, name).default
         if op in table:
             found[op] = for_floats(rule, table[op])
+    for name in ("max_unpool2d", "max_unpool3d"):
+        op = getattr(torch.ops.aten, name).default
+        if op in table:
+            found[op] = partial(max_unpool, table[op])
     return {op: rule for op, rule in found.items() if op in table}

@@ -99,19 +99,23 @@ class Index(metaclass=Interned):
     dtype: DType = DType.I64
 
 
+Checked = bool | Literal["RuntimeError"]
+"""Whether a run-time position is checked; the name of the error that eager raises on a CPU where that is not an IndexError."""
+
+
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Gather(metaclass=Interned):
     """Binds `symbol` in an index expression to run-time data.
 
     `value` (integer) selects along a dimension of `size`. Where it `wraps`, negative values count from the end, as those of `x[i]` do.
-    Anything outside `[-size, size)`, or `[0, size)` where it does not wrap, must stop the call with an index error (checked by the
-    renderer unless `checked` is False, which means that it was proven in range).
+    Anything outside `[-size, size)`, or `[0, size)` where it does not wrap, must stop the call with an IndexError, or with the error that
+    `checked` names (checked by the renderer unless it is False, which means that it was proven in range).
     """
 
     symbol: sympy.Symbol
     value: Value
     size: Size
-    checked: bool = True
+    checked: Checked = True
     wraps: bool = True
 
 

@@ -8,6 +8,7 @@ from precast.lowering.ir.nodes import (
     Alu,
     Attention,
     Cast,
+    Checked,
     Const,
     Conv,
     Extern,
@@ -157,8 +158,9 @@ class _Values:
         return lines
 
     def gathers(self, gathers: tuple[Gather, ...]) -> str:
+        said: dict[Checked, str] = {True: "", False: " unchecked"}
         return "".join(
-            f"; {g.symbol} <- {self.use(g.value)} of {g.size}{'' if g.wraps else ' from 0'}{'' if g.checked else ' unchecked'}"
+            f"; {g.symbol} <- {self.use(g.value)} of {g.size}{'' if g.wraps else ' from 0'}{said.get(g.checked, f' or {g.checked}')}"
             for g in gathers
         )
 

@@ -13,7 +13,7 @@ from precast.lowering.build.builder import Builder
 from precast.lowering.build.lazy_tensor import Tensor
 from precast.lowering.build.registry import Result, lowering
 from precast.lowering.ir import index as ix
-from precast.lowering.ir.nodes import Axis, Gather, Index, Load, Reduce, Scan, Size, Store, StoreMode, Value, walk
+from precast.lowering.ir.nodes import Axis, Checked, Gather, Index, Load, Reduce, Scan, Size, Store, StoreMode, Value, walk
 from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import is_unbacked
 from precast.lowering.ir.sympy_calls import maximum, minimum, same
@@ -32,7 +32,7 @@ class Places:
         self.gathers: list[Gather] = []
         self.negative = False
 
-    def at(self, value: Value, extent: Size, checked: bool = True, wraps: bool = False) -> sympy.Expr:
+    def at(self, value: Value, extent: Size, checked: Checked = True, wraps: bool = False) -> sympy.Expr:
         """An index expression for a value along a dimension of `extent`; where it `wraps`, negative values count from the end."""
         if extent == 1 and not checked:
             return sympy.S.Zero
@@ -110,7 +110,7 @@ def embedding(b: Builder, weight: Tensor, found: Tensor, *ignored: object, **mor
     return _take(b, weight, 0, found)
 
 
-def _take(b: Builder, x: Tensor, dim: int, found: Tensor) -> Result:
+def _take(b: Builder, x: Tensor, dim: int, found: Tensor, checked: Checked = True) -> Result:
     """`x` with `dim` replaced by the dimensions of the index tensor."""
     size = (*x.size[:dim], *found.size, *x.size[dim + 1 :])
     if _nowhere(x, [dim], found.size):
@@ -120,7 +120,7 @@ def _take(b: Builder, x: Tensor, dim: int, found: Tensor) -> Result:
     names = _names(size)
     places = Places(b, size)
     body = found.at(names[dim : dim + found.rank], ix.extents_of(size))
-    index = [*names[:dim], places.at(body, x.size[dim]), *names[dim + found.rank :]]
+    index = [*names[:dim], places.at(body, x.size[dim], checked), *names[dim + found.rank :]]
     return _read(b, places, x, index, size)
 
 
@@ -142,11 +142,13 @@ def _few(taken: Sequence[Size], of: Sequence[Size]) -> bool:
 def index_select(b: Builder, x: Tensor, dim: int, found: Tensor) -> Result:
     if x.rank == 0 or found.rank > 1:
         return None
-    return _take(b, x, dim % x.rank, tx.reshape(found, (found.numel,)))
+    dim %= x.rank  # of the second dimension eager has another kernel
+    return _take(b, x, dim, tx.reshape(found, (found.numel,)), "RuntimeError" if dim == 1 else True)
 
 
 @lowering("gather")
 def gather(b: Builder, x: Tensor, dim: int, found: Tensor, *, sparse_grad: bool = False) -> Result:
+    """`sparse_grad`, which is of its gradient, stands for a loss's choice by class (lowering/build/loss_rules.py)."""
     if x.rank == 0 or found.rank == 0 or empty_sizes(found.size):
         return None if not empty_sizes(found.size) else b.lazy(b.size, b.dtype, tx.constant(0, b.dtype))
     dim %= x.rank
@@ -154,7 +156,7 @@ def gather(b: Builder, x: Tensor, dim: int, found: Tensor, *, sparse_grad: bool 
         return None
     places = Places(b, found.size)
     index = _names(found.size)
-    index[dim] = places.at(found.body(), x.size[dim])
+    index[dim] = places.at(found.body(), x.size[dim], True if sparse_grad else "RuntimeError")
     return _read(b, places, x, index, found.size)
 
 
@@ -282,7 +284,7 @@ def _scatter_into(b: Builder, x: Tensor, dim: int, found: Tensor, source: v.Oper
     dim %= x.rank
     places = Places(b, found.size)
     index = _names(found.size)
-    index[dim] = places.at(found.body(), x.size[dim])
+    index[dim] = places.at(found.body(), x.size[dim], "RuntimeError")
     if isinstance(source, Tensor):
         value = tx.cast(source.at(_names(found.size), ix.extents_of(found.size)), x.dtype)
     else:
@@ -341,7 +343,7 @@ def index_add(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, *,
     if x.rank == 0 or x.dtype is DType.BOOL or source.rank != x.rank:
         return None
     value = source if alpha == 1 else b.lazy(source.size, x.dtype, v.mul(v.value_of(source, x.dtype), v.number(alpha, x.dtype)))
-    return _index_store(b, x, dim, found, value, "add")
+    return _index_store(b, x, dim, found, value, "add", checked="RuntimeError" if x.rank > 1 else True)
 
 
 @lowering("index_copy")
@@ -358,7 +360,9 @@ def index_fill(b: Builder, x: Tensor, dim: int, found: Tensor, value: v.Operand)
     return _index_store(b, x, dim, found, b.lazy(size, x.dtype, v.value_of(value, x.dtype)), "set", wraps=True)
 
 
-def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, mode: StoreMode, wraps: bool = False) -> Result:
+def _index_store(
+    b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor, mode: StoreMode, wraps: bool = False, checked: Checked = True
+) -> Result:
     """`x` with whole slices written at the positions that a vector gives."""
     dim %= x.rank
     if found.rank > 1 or _nowhere(x, [dim], found.size) or not _fits(source.size, (*x.size[:dim], found.numel, *x.size[dim + 1 :])):
@@ -370,7 +374,7 @@ def _index_store(b: Builder, x: Tensor, dim: int, found: Tensor, source: Tensor,
     names = _names(source.size)
     flat = tx.reshape(found, (found.numel,))
     body = flat.at([names[dim]], ix.extents_of(source.size))
-    names[dim] = places.at(body, x.size[dim], wraps=wraps)
+    names[dim] = places.at(body, x.size[dim], checked, wraps)
     places.store(out, names, v.value_of(source, x.dtype), mode)
     return _rounded(b, out, x.dtype)
 

@@ -184,7 +184,8 @@ class _Scope:
         if mask is not None:
             bad, value = bad & mask, torch.where(mask & ~bad, value, 0)
         if bool(bad.any()):
-            raise IndexError(f"kernel {self.kernel.name}: index out of range for a dimension of size {size}")
+            error = RuntimeError if gather.checked == "RuntimeError" else IndexError
+            raise error(f"kernel {self.kernel.name}: index out of range for a dimension of size {size}")
         return value
 
     def full(self, tensor: Tensor, symbols: tuple[sympy.Symbol, ...]) -> Tensor:

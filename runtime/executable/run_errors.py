@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Sequence
 
@@ -13,6 +14,12 @@ ERROR_CAPACITY = 4096
 """Bytes that a graph has for its message, with the zero at its end."""
 PENDING = "P:"
 """Begins a message whose exception itself waits in this thread: C carries text only, the caller gets what the op raised."""
+INDEX_ERRORS = re.compile(
+    r"index out of range in self|out of range: tried to access index|Target -?\d+ is out of bounds"
+    r"|index_copy_\(\): index -?\d+ is out of bounds"
+    r"|\w+\(\): Expected reduction dim -?\d+ to have non-zero size|Dimension out of range \(expected"
+)
+"""How messages of torch's IndexErrors begin: a library call that fails hands out its text, without its type."""
 _pending = threading.local()
 
 
@@ -34,7 +41,7 @@ def raise_run_error(message: str, inputs: Sequence[GraphInput] = ()) -> None:
     """Turn the text that `precast_run` or `precast_prepare` left into an exception; `inputs`: those of the graph.
 
     "I:" marks an index error, "E:" the number of an input without memory, `PENDING` what an op raised in Python; an allocator's
-    complaint becomes torch's own class.
+    complaint becomes torch's own class, and a library call's words of an index its IndexError.
     """
     if message.startswith(PENDING) and (problem := take_exception()) is not None:
         raise problem
@@ -51,4 +58,6 @@ def raise_run_error(message: str, inputs: Sequence[GraphInput] = ()) -> None:
         import torch
 
         raise torch.OutOfMemoryError(message)
+    if INDEX_ERRORS.match(message):
+        raise IndexError(message)
     raise RuntimeError(message or "the compiled graph failed without a message")

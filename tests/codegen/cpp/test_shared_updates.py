@@ -110,7 +110,7 @@ def test_an_index_out_of_range_is_reported(threads: Callable[[int], None], tmp_p
     x, i, s = inputs()
     i[1234] = 50
     threads(2)
-    with pytest.raises(IndexError):
+    with pytest.raises(RuntimeError, match="index 50 is out of bounds"):
         precast.compile(rows, store=tmp_path)(x, i, s)
 
 
