@@ -74,6 +74,34 @@ def test_positions_out_of_bounds_raise_what_eager_raises(name: str, dynamic: boo
         assert type(found.value) is type(theirs.value)
 
 
+def both(parts: tuple[Tensor, ...]) -> Tensor:
+    return parts[0] + parts[1]
+
+
+USED: dict[str, tuple[Fn, bool]] = {
+    "other dimension": (lambda x, i: x[i][:, :1] * 2, True),
+    "all parts": (lambda x, i: both(x[i].chunk(2)), True),
+    "columns of gather": (lambda x, i: x.gather(0, i[:, None].expand(2, 4))[:, 1] * 2, True),
+    "written": (lambda x, i: x.index_add(0, i, ONES)[:1] * 2, True),
+    "first": (lambda x, i: x[i][:1] * 2, False),
+    "first of embedding": (lambda x, i: F.embedding(i, x)[0] * 2, False),
+    "unused": (lambda x, i: (x[i], x + 1)[1], False),
+}
+"""Uses of a part of what lies at the positions, and whether the second position is among those that are looked at."""
+
+
+@pytest.mark.parametrize("name", USED)
+def test_positions_are_checked_where_their_elements_are_needed(name: str, tmp_path: Path) -> None:
+    fn, checked = USED[name]
+    x, ours = torch.randn(5, 4), compiled(fn, tmp_path)
+    torch.testing.assert_close(ours(x, torch.tensor([3, 0])), fn(x, torch.tensor([3, 0])))
+    if checked:
+        with pytest.raises((IndexError, RuntimeError)):
+            ours(x, torch.tensor([3, 99]))
+    else:
+        torch.testing.assert_close(ours(x, torch.tensor([3, 99])), fn(x, torch.tensor([3, 0])))
+
+
 def test_a_place_in_the_next_plane_is_out_of_bounds(tmp_path: Path) -> None:
     """Planes lie behind one another: 5 is the second pixel of the next one."""
     x, places = torch.randn(1, 2, 1, 2), torch.tensor([0, 5, 1, 2]).view(1, 2, 1, 2)
