@@ -48,8 +48,8 @@ def run(program: Program, inputs: Sequence[torch.Tensor | int], *, double: bool 
     """The program's outputs for `inputs` (tensors, and ints for symbolic integers, in calling order). `launch`: runs Triton kernels.
 
     Outputs are tensors (views of inputs' own memory where the program says so), ints or None. Mutated inputs are written in place.
-    Raises `IndexError`, or what the gather names, for a position out of range, as the compiled program does, and `ValueError` when an access
-    leaves its buffer.
+    Raises `IndexError`, or what the gather names, for a position out of range, as the compiled program does, and `ValueError` when an
+    access leaves its buffer.
     """
     return _Machine(program, inputs, double, launch).run()
 
