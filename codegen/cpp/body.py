@@ -220,8 +220,10 @@ class Body:
 
     def index(self, expr: sympy.Expr, gathers: dict[sympy.Symbol, str] | None = None) -> str:
         names = {s: (gathers or {}).get(s) or self.variable(s) for s in sorted(free_symbols(expr), key=str)}
-        text = IndexPrinter(self.ranges).print(sympy.sympify(expr), names)
-        return text if text.startswith("(") or text.isalnum() else f"({text})"
+        expr = sympy.sympify(expr)
+        text = IndexPrinter(self.ranges).print(expr, names)
+        one = text.startswith("(") and not isinstance(expr, sympy.Mul | sympy.Pow)  # of a product it is a factor's
+        return text if one or text.isalnum() else f"({text})"
 
     def extent(self, axis: Axis) -> str:
         return self.index(sympy.sympify(axis.extent))

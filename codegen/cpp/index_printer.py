@@ -38,7 +38,7 @@ class IndexPrinter:
         self.ranges = ranges
 
     def print(self, expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
-        """`expr` as a C++ expression, parenthesised where it is not atomic."""
+        """`expr` as a C++ expression, parenthesised where it is neither atomic nor a product."""
         if isinstance(expr, sympy.Integer):
             number = int(expr)
             return str(number) if abs(number) <= INT32 else f"INT64_C({number})"
@@ -83,7 +83,8 @@ class IndexPrinter:
         if expr.is_number:
             return float_literal(float(expr), False)  # type: ignore[arg-type]
         if expr.is_integer:
-            return f"(double){self.print(expr, names)}"
+            text = self.print(expr, names)
+            return f"(double)({text})" if isinstance(expr, sympy.Mul | sympy.Pow) else f"(double){text}"
         if isinstance(expr, sympy.Symbol):
             return names[expr]
         args = [self.real(a, names) for a in expr.args]

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import sympy
+from torch.utils._sympy.functions import FloatTrueDiv
 
+from precast.codegen.cpp.body import Body
 from precast.codegen.cpp.index_printer import INDEX_HELPERS, IndexPrinter
 from precast.codegen.cpp.types import literal
 from precast.codegen.triton.render.index_printer import write_index
@@ -95,6 +97,25 @@ def test_cpp(tmp_path: Path) -> None:
         function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * 3
         for point in POINTS:
             assert function(point[A], point[B], VALUE) == ix.evaluate(expr, point), (expr, point)
+
+
+PRODUCT = quotient(A + 1, 2) * quotient(SIZE + 3, 2)
+
+
+def test_a_product_is_one_operand(tmp_path: Path) -> None:
+    """A product that begins with a parenthesis may stand behind `/`, `%` and casts."""
+    facts: Any = None
+    body = Body(facts, {}, {}, dict(NAMES), dict(RANGES), "int64_t")
+    text, real = body.index(PRODUCT), IndexPrinter(RANGES).real(FloatTrueDiv(B, PRODUCT), NAMES)
+    head = "#include <stdint.h>\n#define INLINE static inline\n" + INDEX_HELPERS
+    functions = [f"60 / (int64_t){text}", f"60 % (int64_t){text}", f"1000 * {real}"]
+    lines = [f'extern "C" int64_t f{n}(int64_t a, int64_t b, int64_t s) {{ return {f}; }}' for n, f in enumerate(functions)]
+    (tmp_path / "t.cpp").write_text(head + "\n".join(lines))
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "t.so"), str(tmp_path / "t.cpp")], check=True)
+    library = ctypes.CDLL(str(tmp_path / "t.so"))
+    a, b, number = 3, 4, 10
+    for f, wanted in zip((library.f0, library.f1, library.f2), (60 // number, 60 % number, int(1000 * (b / number))), strict=True):
+        assert f(*(ctypes.c_int64(n) for n in (a, b, VALUE))) == wanted
 
 
 class Number(int):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import precast
@@ -73,3 +74,19 @@ def test_long_loops_with_any_number_of_threads(dynamic: bool, store: Path) -> No
                     torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-4)
     finally:
         torch.set_num_threads(before)
+
+
+def test_pieces_of_loops_whose_extents_are_products(store: Path) -> None:
+    """Rows and columns of an image that a stride halves are one loop, of `((1 + h) / 2)*((1 + w) / 2)` rounds."""
+
+    def program(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        return F.hardsigmoid(F.conv2d(x, w, stride=2, padding=1) * scale)
+
+    compiled = precast.compile(program, store=store)
+    w = torch.randn(33, 3, 3, 3).to(memory_format=torch.channels_last)
+    scale = torch.randn(2, 33, 1, 1)
+    for height, width in ((20, 33), (61, 40), (5, 7)):
+        x = torch.randn(2, 3, height, width).to(memory_format=torch.channels_last)
+        precast.mark_dynamic(x, 2)
+        precast.mark_dynamic(x, 3)
+        torch.testing.assert_close(compiled(x, w, scale), program(x, w, scale), rtol=1e-4, atol=1e-4)
