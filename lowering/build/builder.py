@@ -39,7 +39,7 @@ from precast.lowering.ir.nodes import (
 )
 from precast.lowering.ir.scalars import TRANSCENDENTAL, DType, ReduceOp
 from precast.lowering.ir.sizes import Unsupported, bounds_of, is_unbacked, sizes
-from precast.lowering.ir.sympy_calls import equal, same
+from precast.lowering.ir.sympy_calls import equal, same, symbols_of
 from precast.lowering.ir.torch_dtypes import TORCH_NAMES, dtype_of
 from precast.target_registry import HOST_DEVICE
 
@@ -108,6 +108,7 @@ class Builder:
         self.own_random = False  # whether random numbers may be others than eager's
         self.keys, self._keys_at = "", 0  # the buffer of the keys of random numbers, where there are any, and the step that draws them
         self._realised: dict[Tensor, Tensor] = {}
+        self._symbolic = False  # whether a buffer has a size that is not a number
         self._kernels = 0
         self._gathers = 0
 
@@ -120,6 +121,7 @@ class Builder:
         size = tuple(size)
         strides = tuple(stride) if stride is not None else ix.contiguous_strides(size)
         made = Buffer(name or f"b{len(self.named)}", dtype, size, strides, torch_dtype)
+        self._symbolic |= not all(isinstance(n, int) for n in size)
         self.named[made.name] = made
         return made.name
 
@@ -243,7 +245,7 @@ class Builder:
         stride = target.window.stride
         order = sorted((d for d in range(target.rank) if target.size[d] != 1), key=lambda d: (-_rank(stride[d]), d))
         terms = tuple((stride[d], names[d]) for d in range(target.rank) if target.size[d] != 1)
-        value = tx.cast(source.body(), target.dtype)
+        value = self._within(tx.cast(source.body(), target.dtype), target.size)
         axes = tuple(Axis(names[d], target.size[d]) for d in order)
         self.kernel(axes, Store(target.window.buffer, ix.affine(target.window.offset, terms), value, mode, (), mask), of=source)
 
@@ -333,7 +335,16 @@ class Builder:
 
     def lazy(self, size: Sequence[Size], dtype: DType, value: Value) -> Tensor:
         """A tensor by its body over the canonical symbols of `size`; converts to the dtype's arithmetic type."""
-        return Tensor(tuple(size), dtype, value=tx.cast(value, dtype))
+        return Tensor(tuple(size), dtype, value=self._within(tx.cast(value, dtype), size))
+
+    def _within(self, value: Value, size: Sequence[Size]) -> Value:
+        """The value at 0 of each dimension of one element, of which an operand's size may be a formula: that it is 1 a guard says."""
+        ones = {s for s, n in zip(ix.symbols(len(size)), size, strict=True) if n == 1} if self._symbolic else set()
+        read = (v.expr if isinstance(v, Index) else v.index for v in walk(value) if isinstance(v, Index | Load)) if ones else ()
+        if all(ones.isdisjoint(symbols_of(expr)) for expr in read):
+            return value
+        zeros: tuple[tuple[sympy.Symbol, sympy.Expr], ...] = tuple((s, sympy.S.Zero) for s in ix.symbols(len(size)) if s in ones)
+        return tx.substitute(value, zeros, ix.extents_of(tuple(size)))
 
     def reduce(
         self,

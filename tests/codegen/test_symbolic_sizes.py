@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 
+import precast
 from precast.codegen import compile_program
 from precast.codegen.common.options import CodegenOptions, CompileContext
 from precast.codegen.cpp.index_printer import IndexPrinter
@@ -122,3 +124,18 @@ def test_the_largest_of_many_sizes_is_written_once_each(function: Any) -> None:
     found = eval(text, {"max_index": max, "min_index": min}, values)
     ordered = list(values.values())
     assert found == (max if function is sympy.Max else min)(a * b for a, b in zip(ordered, ordered[1:], strict=False))
+
+
+def thirds(x: Any) -> Any:
+    third = x[:, :, ::3]
+    return third.sum(-1, keepdim=True) * 2, third.reshape(len(x), -1).relu(), third.transpose(1, 2).contiguous() + 1
+
+
+@pytest.mark.parametrize("fn", [lambda x: F.avg_pool2d(x, 2) * 2 + 1, thirds], ids=["pool", "thirds"])
+@pytest.mark.parametrize("size", [(2, 3, 3, 7), (2, 3, 7, 3), (2, 3, 3, 3)])
+def test_sizes_that_a_guard_says_are_one(fn: Callable[..., Any], size: tuple[int, ...], store: Path) -> None:
+    """A pool's result of one row has a formula as its size, and what is computed from it has 1."""
+    compiled = precast.compile(fn, dynamic=True, fullgraph=True, store=store)
+    for shape in (size, (4, 3, 11, 9), (2, 3, 3, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), fn(x), rtol=1e-4, atol=1e-5)
