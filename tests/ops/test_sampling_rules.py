@@ -103,6 +103,24 @@ def test_images_of_bytes_are_eagers_to_the_bit(mode: str, dynamic: bool, tmp_pat
                 assert got.stride() == eager.stride()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("rank", "mode"), [(3, "linear"), (4, "bilinear"), (5, "trilinear"), (4, "bicubic")])
+def test_factors_that_leave_a_size(rank: int, mode: str, dynamic: bool, store: Path) -> None:
+    """Of 5 pixels a factor of 1.1 makes 5: a CPU's linear kernels copy then, in that dimension, and what is infinite stays where it is."""
+
+    def program(x: Tensor) -> list[Tensor]:
+        found = [F.interpolate(x, scale_factor=factor, mode=mode) for factor in (1.1, (1.5, 1.1, 1.05)[: rank - 2], 2.1)]
+        return [*found, F.interpolate(x, size=(*x.shape[2:-1], 9), mode=mode)]
+
+    compiled = precast.compile(program, store=store, dynamic=dynamic)
+    for sides in ((5, 4, 5), (11, 5, 12), (4, 9, 3)):
+        x = torch.randn(2, 3, *sides[: rank - 2])
+        if mode != "bicubic" and not dynamic:
+            x.flatten()[5], x.flatten()[-1] = INF, NAN
+        for got, eager in zip(compiled(x), program(x), strict=True):
+            torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 def test_lines_are_resampled_once() -> None:
     program, _ = program_of(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (torch.randn(2, 4, 32, 32),), schedule=True)
     assert len(program.steps) == 2, "lines first, then columns of them"
