@@ -175,7 +175,7 @@ class _Renderer:
         return estimate
 
     def _one_phase(self, phase: Phase, top: Level) -> float:
-        body = self.body
+        body, self.loops.width = self.body, phase.lanes
         estimate = self.costs.serial_ns(phase)
         if phase.columns is not None:
             self._columns(phase, phase.columns, estimate, top)

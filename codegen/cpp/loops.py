@@ -12,17 +12,14 @@ from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Body, Level, ScanState
 from precast.codegen.cpp.ops import render
 from precast.codegen.cpp.planning.loop_plan import has_loop
-from precast.codegen.cpp.planning.sections import ROW_LIMIT, Section
+from precast.codegen.cpp.planning.sections import LANES, ROW_LIMIT, Section
 from precast.codegen.cpp.planning.segments import SHORT
-from precast.codegen.cpp.reductions import Accumulator, in_two_levels, update_lines
+from precast.codegen.cpp.reductions import Accumulator, extreme_of_lanes, in_two_levels, update_lines
 from precast.codegen.cpp.types import COMPUTE, load, store
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.nodes import Axis, Buffer, Gather, Load, Reduce, Scan, Store, Value, operands, walk
-from precast.lowering.ir.scalars import DType, Op
+from precast.lowering.ir.scalars import DType, Op, ReduceOp
 from precast.lowering.ir.sizes import known
-
-LANES = 64
-"""Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""
 
 RUN = 4096
 """Points of a row whose sum is one f32 number; sums of more points are sums of such."""
@@ -69,6 +66,8 @@ class Loops:
     def __init__(self, body: Body) -> None:
         self.body = body
         self.buffers = body.buffers
+        self.width = LANES
+        """Lanes that the current phase takes at once."""
         self.halves: dict[int, str] = {}
         """Where stores of float16 (by id) leave their elements as f32."""
 
@@ -80,7 +79,7 @@ class Loops:
             level.add(f"const {self.body.index_type} {name}_1 = {name}_0 + {width} < {extent} ? {name}_0 + {width} : {extent};")
 
     def lanes(self, axis: Axis) -> int:
-        return min(LANES, max(1, int(axis.extent))) if known(axis.extent) else LANES
+        return min(self.width, max(1, int(axis.extent))) if known(axis.extent) else self.width
 
     # sections vectorised along their own last axis
 
@@ -233,9 +232,9 @@ class Loops:
     def _row_accumulator(self, reduce: Reduce, section: Section, wide: bool = False) -> Accumulator:
         return (None if wide else self._in_two_levels(reduce, section, RUN)) or self._accumulator(reduce, wide=wide)
 
-    def _in_two_levels(self, reduce: Reduce, section: Section, most: int, index: str = "") -> Accumulator | None:
-        """A sum in two levels, where its section has more than `most` points, or an unknown number of them."""
-        points = static_product(a.extent for a in section.axes)
+    def _in_two_levels(self, reduce: Reduce, section: Section, most: int, index: str = "", points: int | None = None) -> Accumulator | None:
+        """A sum in two levels, where it has more than `most` points, or an unknown number of them; `points`: of a piece of the section."""
+        points = static_product(a.extent for a in section.axes) if points is None else points
         if not section.axes or (points is not None and points <= most):
             return None
         return in_two_levels(reduce.op, reduce.dtype, self.body.fresh, index)
@@ -350,8 +349,8 @@ class Loops:
                 parent.add(f"{kind} {name} = {start};")
                 continue
             bare = name.split("[")[0]
-            parent.add(f"{kind} {bare}[{LANES}];")
-            parent.add(f"for (int l = 0; l < {LANES}; ++l) {bare}[l] = {start};")
+            parent.add(f"{kind} {bare}[{self.width}];")
+            parent.add(f"for (int l = 0; l < {self.width}; ++l) {bare}[l] = {start};")
 
     # sections vectorised over lanes of an outer axis
 
@@ -359,11 +358,13 @@ class Loops:
         for r, acc in zip(section.reduces, self.lane_reduces(section, lane, parent), strict=True):
             self.body.made[id(r)] = f"({acc.result})"
 
-    def lane_reduces(self, section: Section, lane: Axis, parent: Level, blocked: tuple[Axis, ...] = ()) -> list[Accumulator]:
-        """The loops of a section over lanes; the accumulators of its reductions, arrays of lanes."""
+    def lane_reduces(
+        self, section: Section, lane: Axis, parent: Level, blocked: tuple[Axis, ...] = (), points: int | None = None
+    ) -> list[Accumulator]:
+        """The loops of a section over lanes; the accumulators of its reductions, arrays of lanes. `points`: rows at most, of a piece."""
         name = self.body.variable(lane.symbol)
         index = f"{name} - {name}_0"
-        accumulators = [self._column_accumulator(r, section, index) for r in section.reduces]
+        accumulators = [self._column_accumulator(r, section, index, points) for r in section.reduces]
         for acc in accumulators:
             self._declare(acc.variables + (() if acc.part is None else (acc.part,)), parent, index)
         self.declare_scans(section, parent, index)
@@ -389,8 +390,11 @@ class Loops:
         added = self._add_up(accumulators, self.lanes(lane))
         self._close((*section.axes, lane), levels, parent, [], blocked, (self._few_rows(section.axes), added) if added else None)
 
-    def _column_accumulator(self, reduce: Reduce, section: Section, index: str) -> Accumulator:
-        return self._in_two_levels(reduce, section, ROWS, f"[{index}]") or self._accumulator(reduce, f"[{index}]")
+    def _column_accumulator(self, reduce: Reduce, section: Section, index: str, points: int | None) -> Accumulator:
+        found = self._in_two_levels(reduce, section, ROWS, f"[{index}]", points)
+        if found is None and reduce.op in (ReduceOp.MIN, ReduceOp.MAX):
+            found = extreme_of_lanes(reduce.op, reduce.dtype, f"{self.body.fresh('acc')}[{index}]")
+        return found or self._accumulator(reduce, f"[{index}]")
 
     def _add_up(self, accumulators: Sequence[Accumulator], lanes: int) -> list[str]:
         """The lines that add the lanes' sums of some rows to their sums of all."""

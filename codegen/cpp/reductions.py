@@ -43,9 +43,9 @@ COMBINE = {ReduceOp.SUM: "+", ReduceOp.PROD: "*", ReduceOp.ANY: "|", ReduceOp.AL
 
 COMBINERS = {
     ReduceOp.SUM: "{a} += {b};", ReduceOp.PROD: "{a} *= {b};", ReduceOp.ANY: "{a} |= {b};", ReduceOp.ALL: "{a} &= {b};",
-    ReduceOp.MIN: "{a} = {b} < {a} ? {b} : {a};", ReduceOp.MAX: "{a} = {b} > {a} ? {b} : {a};",
+    ReduceOp.MIN: "{a} = {a} != {a} || {a} <= {b} ? {a} : {b};", ReduceOp.MAX: "{a} = {a} != {a} || {a} >= {b} ? {a} : {b};",
 }  # fmt: skip
-"""How two accumulators become one."""
+"""How two accumulators become one; a NaN stays, and is taken, as no comparison with it holds."""
 
 
 NO_LOOP = "a running log of summed exponentials has no loop on CPUs: lowering leaves it to the library"
@@ -126,6 +126,20 @@ def in_two_levels(op: ReduceOp, dtype: DType, fresh: Callable[[str], str], index
     return Accumulator(
         (("double", total, "0.0"),), lambda v, i: (f"{part} += {v};",), f"(float){total}", (f"+:{part}",), ("float", part, "0.0f")
     )
+
+
+def extreme_of_lanes(op: ReduceOp, dtype: DType, acc: str) -> Accumulator | None:
+    """A float's extreme where `acc` is an element of an array of lanes: a NaN stays in the value itself, which takes one instruction more,
+    but no second array to load and store. None for other reductions.
+    """
+    if op not in (ReduceOp.MIN, ReduceOp.MAX) or not dtype.is_float:
+        return None
+    kind, sign = COMPUTE[dtype], "<" if op is ReduceOp.MIN else ">"
+
+    def update(v: str, i: str) -> tuple[str, ...]:  # a NaN on the right is taken, as no comparison with it holds
+        return (f"{{ const {kind} old = {acc}, next = old {sign} {v} ? old : {v}; {acc} = old != old ? old : next; }}",)
+
+    return Accumulator(((kind, acc, identity(op, dtype)),), update, acc, ())
 
 
 def better(op: ReduceOp, item: DType, value: str, best: str, last: bool) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from precast.codegen.common.value_facts import static_product
 from precast.codegen.cpp.body import Level
 from precast.codegen.cpp.costs import PARALLEL_NS, Costs
-from precast.codegen.cpp.loops import LANES, Loops
-from precast.codegen.cpp.planning.sections import Phase, Section
+from precast.codegen.cpp.loops import Loops
+from precast.codegen.cpp.planning.sections import LANES, Phase, Section
+from precast.codegen.cpp.planning.wide_lanes import ROWS_OF_CHUNK
 from precast.codegen.cpp.reductions import COMBINERS, Accumulator
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.types import COMPUTE
@@ -24,6 +25,12 @@ CHUNKS = 64
 
 CHUNK_NS = 1000.0
 """Estimated time of a chunk at least: combining what it yields takes some ns for each of its results."""
+
+PARTS = 1 << 14
+"""Results of all chunks of wide lanes together, about at most: combining so many takes some microseconds."""
+
+PART_OF, MOST_PARTS = 1024, 1 << 16
+"""Of so many elements one more such result is made, up to a number that a stack has room for."""
 
 
 class Split:
@@ -48,8 +55,16 @@ class Split:
         trips = self._trips(phase)
         if not trips or estimate < PARALLEL_NS:
             return 0
-        most = min(-(-CHUNKS // trips), int(estimate / CHUNK_NS / trips) + 1)
+        most = min(-(-CHUNKS // trips), int(estimate / CHUNK_NS / trips) + 1, *self._of_wide_lanes(phase, trips))
         return most if most > 1 else 0
+
+    def _of_wide_lanes(self, phase: Phase, trips: int) -> tuple[int, ...]:
+        """Limits to the number of chunks whose results are many: those travel between the caches of cores."""
+        rows = static_product(a.extent for a in phase.sections[0].axes)
+        if phase.lane is None or phase.lanes == LANES or rows is None:
+            return ()
+        lanes = trips * self.loops.lanes(phase.lane)
+        return rows // ROWS_OF_CHUNK, min(MOST_PARTS, max(PARTS, rows * lanes // PART_OF)) // lanes
 
     def splits(self, section: Section) -> bool:
         """Whether a section of reductions can run in chunks of its first axis, whose partial results are then combined in order."""
@@ -73,7 +88,7 @@ class Split:
         body.path.append(level)
         if lane is not None:
             self.loops.lane_bounds(lane, self.loops.lanes(lane), level)
-            accumulators = self.loops.lane_reduces(section, lane, level, (axis,))
+            accumulators = self.loops.lane_reduces(section, lane, level, (axis,), self._points(phase, axis, chunks))
         else:
             accumulators = self.loops.row_reduces(section, level, (axis,))
         body.path.pop()
@@ -92,7 +107,8 @@ class Split:
 
     def _keep(self, phase: Phase, chunks: int, place: str, accumulators: Sequence[Accumulator], level: Level, top: Level) -> dict[str, str]:
         """Stores what a chunk yields into arrays, declared in `top`; their names by those of the accumulators' variables."""
-        lanes = 1 if phase.lane is None else LANES
+        width = self.loops.width
+        lanes = 1 if phase.lane is None else width
         parts = {}
         for acc in accumulators:
             for kind, variable, _ in acc.variables:
@@ -101,7 +117,7 @@ class Split:
                 if phase.lane is None:
                     level.add(f"{part}[{place}] = {variable};")
                 else:
-                    level.add(f"for (int l = 0; l < {LANES}; ++l) {part}[({place}) * {LANES} + l] = {_bare(variable)}[l];")
+                    level.add(f"for (int l = 0; l < {width}; ++l) {part}[({place}) * {width} + l] = {_bare(variable)}[l];")
         return parts
 
     def finish(self, phase: Phase, level: Level, top: Level) -> None:
@@ -126,6 +142,13 @@ class Split:
         """Points of the axis at least in a chunk."""
         return max(1, int(CHUNK_NS / self.costs.step_ns(phase, axis)))
 
+    def _points(self, phase: Phase, axis: Axis, chunks: int) -> int | None:
+        """Points of the reduction in a chunk at most."""
+        others = static_product(a.extent for a in phase.sections[0].axes if a is not axis)
+        if others is None or not known(axis.extent):
+            return None
+        return others * max(-(-int(axis.extent) // chunks), self._least(phase, axis))
+
     def _trips(self, phase: Phase) -> int:
         """Rounds of the loops around."""
         points = static_product(a.extent for a in phase.outer if a is not phase.lane)
@@ -146,8 +169,8 @@ class Split:
         self, phase: Phase, accumulators: Sequence[Accumulator], into: Level, parts: dict[str, str], count: str, place: str
     ) -> None:
         """Folds the chunks' results in ascending order (f32 sums in f64), and names the whole."""
-        lanes = phase.lane is not None
-        every = f"for (int l = 0; l < {LANES}; ++l) "
+        lanes, width = phase.lane is not None, self.loops.width
+        every = f"for (int l = 0; l < {width}; ++l) "
         for r, acc in zip(phase.sections[0].reduces, accumulators, strict=True):
             wide = r.op is ReduceOp.SUM and r.dtype.compute is DType.F32
             main, *flags = acc.variables
@@ -155,8 +178,8 @@ class Split:
             forms = [COMBINERS[r.op], *["{a} |= {b};"] * len(flags)]
             for form, (kind, name, start) in zip(forms, [("double" if wide else main[0], *main[1:]), *flags], strict=True):
                 bare = _bare(name)
-                into.add(f"{kind} {bare}[{LANES}]; {every}{bare}[l] = {start};" if lanes else f"{kind} {name} = {start};")
-                part = f"{parts[name]}[({place}) * {LANES} + l]" if lanes else f"{parts[name]}[{place}]"
+                into.add(f"{kind} {bare}[{width}]; {every}{bare}[l] = {start};" if lanes else f"{kind} {name} = {start};")
+                part = f"{parts[name]}[({place}) * {width} + l]" if lanes else f"{parts[name]}[{place}]"
                 lines.append(form.format(a=f"{bare}[l]" if lanes else name, b=part))
             into.add(f"for ({self.body.index_type} c = 0; c < {count}; ++c) {every if lanes else ''}{{ {' '.join(lines)} }}")
             text = f"({'(float)' if wide else ''}{acc.result})"

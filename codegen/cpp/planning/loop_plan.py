@@ -25,6 +25,7 @@ from precast.codegen.cpp.planning.scan_loops import scan_phase
 from precast.codegen.cpp.planning.sections import ROW_LIMIT, UNROLL_LIMIT, Phase, Section, loads_in, score, vector_last
 from precast.codegen.cpp.planning.segments import around_masks, in_cases, in_segments
 from precast.codegen.cpp.planning.short_rows import short_rows
+from precast.codegen.cpp.planning.wide_lanes import lanes_at_once
 from precast.codegen.cpp.planning.windows import in_rows
 from precast.codegen.cpp.types import LIMITS
 from precast.lowering.analysis.effects import index_expr, store_roots
@@ -53,7 +54,7 @@ def plan(kernel: Kernel, facts: Facts) -> tuple[Phase, ...]:
     bound: Bound = {}
     for axes, stores in sorted(groups, key=lambda group: -len(group[0])):  # shorter ones may need the reductions of the longest
         _merge(phases, (None if made else in_rows(axes, stores, facts)) or _phase(axes, stores, facts, made, bound))
-    return tuple(_in_segments(phase, facts) for phase in with_columns(phases, facts))
+    return tuple(replace(_in_segments(phase, facts), lanes=lanes_at_once(phase)) for phase in with_columns(phases, facts))
 
 
 MANY_ROWS = 64

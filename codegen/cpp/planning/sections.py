@@ -15,6 +15,9 @@ from precast.lowering.ir.nodes import Axis, Buffer, Gather, Load, Reduce, Scan, 
 UNROLL_LIMIT = 32
 """Reductions of at most this many points are unrolled into the body of the surrounding loop."""
 
+LANES = 64
+"""Lanes of a tile along an outer axis: four AVX-512 registers of f32, enough to hide latency."""
+
 ROW_LIMIT = 8192
 """Longest row buffer, in elements: 32 KiB of f32 on the stack, which stays in the first two caches."""
 
@@ -60,11 +63,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Phase:
-    """Outer loops around sections. `lane` is the outer axis that is vectorised in tiles, if any."""
+    """Outer loops around sections. `lane` is the outer axis that is vectorised in tiles, if any, of `lanes` points."""
 
     outer: tuple[Axis, ...]
     sections: tuple[Section, ...]
     lane: Axis | None = None
+    lanes: int = LANES
     tile: tuple[Axis, Axis] | None = None
     """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
     rows: ShortRows | None = None
