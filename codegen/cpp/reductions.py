@@ -205,13 +205,21 @@ def inline_fold(op: ReduceOp, dtype: DType, item: DType, items: list[str], resul
 
 
 def _fold_extreme(op: ReduceOp, dtype: DType, items: list[str], result: str, extra: str) -> tuple[str, ...]:
-    """One comparison in a conditional becomes one instruction; two joined by `||` would be branches where the loop is not vectorised."""
+    """One comparison in a conditional becomes one instruction; two joined by `||` would be branches where the loop is not vectorised.
+
+    A NaN on the right of a float's comparison is taken, as none with it holds, and one on the left is lost: those are looked for, two at a
+    time, and decide once. Choices that depend on one another, step by step, become paths of their own with comparisons of their own.
+    """
     kind, sign = COMPUTE[dtype], "<" if op is ReduceOp.MIN else ">"
-    lines = [f"{kind} {extra} = {items[0]};"]
+    if not dtype.is_float:
+        lines = [f"{kind} {extra} = {items[0]};", *(f"{extra} = {v} {sign} {extra} ? {v} : {extra};" for v in items[1:])]
+        return (*lines, f"const {kind} {result} = {extra};")
+    lines, best, before = [], items[0], items[:-1]
     for number, v in enumerate(items[1:]):
-        if dtype.is_float:  # a NaN on the right is taken, as no comparison with it holds
-            lines.append(f"const {kind} {extra}_{number} = {extra} {sign} {v} ? {extra} : {v};")
-            lines.append(f"{extra} = {extra} != {extra} ? {extra} : {extra}_{number};")
-        else:
-            lines.append(f"{extra} = {v} {sign} {extra} ? {v} : {extra};")
-    return (*lines, f"const {kind} {result} = {extra};")
+        lines.append(f"const {kind} {extra}_{number} = {best} {sign} {v} ? {best} : {v};")
+        best = f"{extra}_{number}"
+    pairs = [before[i : i + 2] for i in range(0, len(before), 2)]
+    lost = " | ".join(f"__builtin_isunordered({pair[0]}, {pair[-1]})" for pair in pairs)
+    if not lost:
+        return (f"const {kind} {result} = {best};",)
+    return (*lines, f"const bool {extra} = {lost};", f'const {kind} {result} = {extra} ? ({kind})__builtin_nan("") : {best};')

@@ -126,3 +126,14 @@ def test_inside_of_moved_windows_there_is_no_mask() -> None:
     text = source(lambda x: F.unfold(x, 31, padding=15), torch.randn(2, 4, 40, 40))
     (inside,) = re.findall(r"= low\d+; x\d+ < high\d+[^{]*\{([^}]*)\}", text)
     assert "?" not in inside
+
+
+@pytest.mark.parametrize("points", [2, 3, 4, 5, 8, 9, 16, 31])
+def test_a_nan_among_few_is_found_wherever_it_is(points: int, store: Path) -> None:
+    x = torch.randn(points + 1, points, 40)
+    for place in range(points):
+        x[place, place] = float("nan")
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        y = x.to(dtype)
+        for got in precast.compile(lambda x: (x.amax(1), x.amin(1), x.transpose(1, 2).contiguous().amax(-1)), store=store)(y):
+            assert got[:points].isnan().all() and not got[points].isnan().any()
