@@ -59,7 +59,7 @@ class Costs:
         section = phase.sections[0]
         parts = all(s.cuts is not None and s.span is None for s in phase.sections[1:])
         cases = all(s.case is not None and s.span is None for s in phase.sections)
-        if phase.lane is not None or phase.tile or phase.rows or phase.blocks or not (parts or cases):
+        if phase.lane is not None or phase.tile or phase.rows or phase.blocks or phase.across or not (parts or cases):
             return 0
         if section.reduces or not section.axes or estimate < PARALLEL_NS:
             return 0

@@ -22,7 +22,7 @@ from precast.codegen.cpp.planning.shared_updates import loops_apart, owners, own
 from precast.codegen.cpp.row_blocks import RowBlocks
 from precast.codegen.cpp.sharing import Loop, in_order, in_pieces
 from precast.codegen.cpp.split import Split
-from precast.codegen.cpp.transposes import Tiles, widths
+from precast.codegen.cpp.transposes import LINE, Tiles, widths
 from precast.codegen.cpp.types import storage
 from precast.lowering.analysis.effects import store_roots
 from precast.lowering.build.float_values import is_real
@@ -181,12 +181,15 @@ class _Renderer:
             self._columns(phase, phase.columns, estimate, top)
             return estimate
         chunk = self.costs.chunk(phase, estimate)
-        loops = [Loop(body.variable(a.symbol), body.extent(a)) for a in phase.outer if a is not phase.lane]
+        in_blocks = (phase.lane, phase.across)
+        loops = [Loop(body.variable(a.symbol), body.extent(a)) for a in phase.outer if a not in in_blocks]
         rows = None if phase.rows is None else RowBlocks(body, phase.rows)
         blocked = self._blocks(phase, chunk) if rows is None else [(rows.axis, rows.rows.width)]
         lanes = TILE if phase.turned else self.loops.lanes(phase.lane) if phase.lane is not None else 0
-        for axis, width in [*([(phase.lane, lanes)] if phase.lane is not None else []), *blocked]:
+        for axis, width in [*([(phase.lane, lanes)] if phase.lane is not None else []), *blocked, *self._across(phase)]:
             loops.append(Loop(body.variable(axis.symbol) + "_0", body.extent(axis), width))
+        if phase.across is not None and len(loops) > 1:  # along a plane's rows rather than from plane to plane
+            loops[-2:] = loops[:-3:-1]
         if not loops:
             for section in phase.sections:
                 alone = Phase((), (section,))
@@ -199,7 +202,7 @@ class _Renderer:
         if chunks := self.split.chunks(phase, estimate):
             self._split_phase(phase, chunks, top)
             return estimate
-        level = Level(frozenset(a.symbol for a in phase.outer if a is not phase.lane), len(loops) + 1)
+        level = Level(frozenset(a.symbol for a in phase.outer if a not in in_blocks), len(loops) + 1)
         body.path.append(level)
         if phase.lane is not None:
             self.loops.lane_bounds(phase.lane, lanes, level)
@@ -210,6 +213,8 @@ class _Renderer:
             self._skip_others(phase.sections[0].stores[0], shared, level)
         if phase.tile:
             self._tile_section(phase.sections[0], phase.tile, level)
+        elif phase.across is not None:
+            self._turned_rows(phase, phase.across, level)
         elif rows is not None:
             rows.once(top, phase.outer)
             rows.write(level, phase.sections[0].stores, self.loops.store)
@@ -296,6 +301,33 @@ class _Renderer:
         start = len(level.lines)
         self.loops.section(section, level, tile)
         level.lines[start:] = tiles.apart(level.lines[start:], level)
+        tiles.empty(level)
+
+    def _across(self, phase: Phase) -> list[tuple[Axis, int]]:
+        """The outer axis whose blocks are turned, with their width: a cache line of results."""
+        if phase.across is None:
+            return []
+        smallest = min(self.buffers[s.buffer].dtype.itemsize for s in phase.sections[-1].stores)
+        return [(phase.across, LINE // smallest)]
+
+    def _turned_rows(self, phase: Phase, across: Axis, level: Level) -> None:
+        """All sections for each row of a block; the results of the last one are turned when the block has all of them."""
+        body, last = self.body, phase.sections[-1]
+        (along,), ((_, width),) = last.axes, self._across(phase)
+        name, row = body.variable(across.symbol), body.variable(along.symbol)
+        self.loops.lane_bounds(across, width, level)
+        level.add(f"const {body.index_type} {row}_0 = 0, {row}_1 = {body.extent(along)};")
+        tiles = Tiles(body, (across, along), last, (width, int(along.extent)))
+        tiles.fill(level)
+        inner = Level(frozenset({across.symbol}), level.indent + 1)
+        body.path.append(inner)
+        for rows in [a for a in phase.outer if a is not across][-1:]:
+            self.loops.ask_for_next(phase.sections[:-1], rows, inner)
+        self._sections(phase, inner, ())
+        body.path.pop()
+        level.add(f"for ({body.index_type} {name} = {name}_0; {name} < {name}_1; ++{name}) {{")
+        level.lines += inner.lines
+        level.add("}")
         tiles.empty(level)
 
     def _turned_section(self, section: Section, lane: Axis, level: Level) -> None:

@@ -46,6 +46,9 @@ class Halves:
 AHEAD = 2
 """Rows from one to that whose lines are asked for meanwhile."""
 
+NEAR = 1 << 13
+"""Bytes between two rounds at most, of which all lines are asked for."""
+
 ASK = """
 INLINE void ask_for_row(const void* p, int64_t step, int64_t bytes) {
   const __UINTPTR_TYPE__ first = (__UINTPTR_TYPE__)p + (__UINTPTR_TYPE__)step;
@@ -185,6 +188,24 @@ class Loops:
         assert step is not None
         place = f"{self.body.pointers[read.buffer]} + {self.body.index(row)}"
         return f"ask_for_row({place}, {AHEAD * size} * {self.body.index(step)}, {self.body.index(sympy.sympify(gather.size))} * {size});"
+
+    def ask_for_next(self, sections: Sequence[Section], rows: Axis, level: Level) -> None:
+        """Asks for what sections read two rounds of the loop over `rows` later, of each buffer once, where that lies close to what they
+        read now: blocks that take turns between far places leave prefetchers no order to foresee.
+        """
+        asked: set[str] = set()
+        for section in sections:
+            nodes = list(walk(*(v for s in section.stores for v in store_roots(s))))
+            inner = {a.symbol for n in nodes if isinstance(n, Reduce) for a in n.axes} | {a.symbol for a in section.axes}
+            for read in nodes:
+                if not isinstance(read, Load) or read.gathers or read.buffer in asked:
+                    continue
+                step, size = stride_along(read.index, rows.symbol), self.buffers[read.buffer].dtype.itemsize
+                if isinstance(step, sympy.Integer) and 0 < int(step) * size <= NEAR:
+                    asked.add(read.buffer)
+                    first = replace_symbols(read.index, dict.fromkeys(inner, sympy.S.Zero))
+                    nbytes = int(step) * size
+                    level.add(f"ask_for_row({self.body.pointers[read.buffer]} + {self.body.index(first)}, {AHEAD * nbytes}, {nbytes});")
 
     def _span(self, section: Section, blocked: tuple[Axis, ...], parent: Level) -> tuple[str, str] | None:
         """Where the last loop of a section begins and ends; None: with its block or its axis."""

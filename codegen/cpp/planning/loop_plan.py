@@ -72,7 +72,10 @@ def _in_segments(phase: Phase, facts: Facts) -> Phase:
         sections = tuple(case for s in sections for case in in_cases(s, phase.outer))
     if many:
         sections = tuple(piece for s in sections for piece in in_segments(s, phase.outer))
-    return replace(phase, sections=tuple(part for s in sections for part in around_masks(s, phase.outer, facts, many)))
+    found = replace(phase, sections=tuple(part for s in sections for part in around_masks(s, phase.outer, facts, many)))
+    buffers = {s.row.name for s in found.sections if s.row is not None}
+    last = [s for s in found.sections if any(store.buffer not in buffers for store in s.stores)]
+    return found if len(last) == 1 and last[0].span is None and last[0].cuts is None else replace(found, across=None)
 
 
 def _scalars(groups: list[tuple[tuple[Axis, ...], list[Store]]], facts: Facts) -> tuple[list[Phase], frozenset[int]]:

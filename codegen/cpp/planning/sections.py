@@ -73,6 +73,8 @@ class Phase:
     """Axes of the only section that run in square blocks, because reads run along one and writes along the other."""
     rows: ShortRows | None = None
     """The axes of the only section as short rows that run as one range."""
+    across: Axis | None = None
+    """The outer axis along which memory runs where the last section stores: it runs in blocks, whose results are turned on the way."""
     turned: bool = False
     """Whether memory runs along the only section's scanned axis and not along `lane`: both run in square blocks, turned on the way."""
     columns: Columns | None = None

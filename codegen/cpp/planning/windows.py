@@ -4,11 +4,12 @@
     for i: out[i] = max over r1 of row[2 * i + r1]
 
 A window of k by k takes 2k steps in place of k * k. Borders are masks of columns, decided once a column; the second step has none.
+Where the results lie across, as those of an image whose channels are to be last, rows of as many channels as a cache line holds are turned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -21,8 +22,11 @@ from precast.lowering.analysis.effects import store_roots
 from precast.lowering.ir.index import contiguous_strides
 from precast.lowering.ir.nodes import Axis, Buffer, Index, Load, Reduce, Scan, Store, Value, axis_symbol, walk
 from precast.lowering.ir.scalars import DType, ReduceOp
+from precast.lowering.ir.sizes import known
 
 OPS = (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN)
+MOST_TURNED = 1024
+"""Points of a row of which a block is turned at most: 16 rows of f32 take 64 KiB, a part of the second cache."""
 LEAST = 8
 """Points of the vector axis below which a row is not worth its buffer."""
 
@@ -73,7 +77,17 @@ def _along(x: Axis, outer: tuple[Axis, ...], stores: list[Store], reduces: list[
     for node in nodes:
         if id(node) not in new:
             new[id(node)] = rebuild(node, new)
-    return Phase(outer, (*sections, Section((x,), stores=tuple(rebuild_store(s, new) for s in stores))))
+    last = Section((x,), stores=tuple(rebuild_store(s, new) for s in stores))
+    return Phase(outer, (*sections, last), across=_across(x, outer, stores))
+
+
+def _across(x: Axis, outer: tuple[Axis, ...], stores: Sequence[Store]) -> Axis | None:
+    """The axis along which all results are consecutive, where they are not along `x`."""
+    steps = [stride_along(sympy.sympify(s.index), x.symbol) for s in stores]
+    if int(x.extent) > MOST_TURNED or any(s.gathers or s.mask is not None for s in stores) or any(s in (None, 0, 1) for s in steps):
+        return None
+    found = [a for a in outer if all(stride_along(sympy.sympify(s.index), a.symbol) == 1 for s in stores)]
+    return found[0] if found and (not known(found[0].extent) or int(found[0].extent) >= LEAST) else None
 
 
 def _window(reduce: Reduce, x: Axis, facts: Facts) -> Window | None:

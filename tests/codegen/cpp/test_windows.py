@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import precast
+from precast.codegen import compile_program
+from precast.codegen.common.options import CodegenOptions
 from precast.codegen.cpp.kernel import render_kernel
 from precast.lowering.ir.nodes import Kernel
+from tests.codegen.programs import Loaded
 from tests.ops.runners import program_of
 
 Fn = Callable[[Tensor], tuple[Tensor, ...]]
@@ -126,6 +129,40 @@ def test_inside_of_moved_windows_there_is_no_mask() -> None:
     text = source(lambda x: F.unfold(x, 31, padding=15), torch.randn(2, 4, 40, 40))
     (inside,) = re.findall(r"= low\d+; x\d+ < high\d+[^{]*\{([^}]*)\}", text)
     assert "?" not in inside
+
+
+def channels_last_of_rows(x: Tensor) -> tuple[Tensor, ...]:
+    last = x.contiguous(memory_format=CL)
+    return (
+        F.max_pool2d(last, 3, 2, 1),
+        F.max_pool2d(last, 2).relu() * 2,
+        F.avg_pool2d(last, 3, 1, 1, count_include_pad=False),
+        F.max_pool2d(last, (2, 5), (1, 2), (1, 2), ceil_mode=True),
+        -F.max_pool2d(-last, 3, 1, 1),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_rows_of_planes_become_lines_of_channels(dtype: torch.dtype, store: Path) -> None:
+    compiled = precast.compile(channels_last_of_rows, store=store, dynamic=False)
+    for size in ((2, 64, 28, 28), (1, 17, 33, 19), (3, 8, 12, 40), (1, 5, 20, 20), (2, 50, 9, 75)):
+        x = torch.randn(size).to(dtype)
+        x[0, 1, 3, 4:7], x[-1, -1, 0, 0] = float("nan"), float("nan")
+        x[0, 0, 5:8, 5:8] = -float("inf")
+        for got, want in zip(compiled(x), channels_last_of_rows(x), strict=True):
+            assert got.stride() == want.stride()
+            torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:native"])
+def test_blocks_of_rows_are_turned(target: str) -> None:
+    for channels in (64, 41):
+        x = torch.randn(2, channels, 30, 37)
+        x[0, 2, 3, 4] = x[1, 40, 29, 36] = float("nan")
+        program, rebuild = program_of(lambda x: channels_last_of_rows(x)[0], (x,), schedule=True, target=target)
+        compiled = compile_program(program, target, CodegenOptions(measure=False))
+        assert "tile_to_lines_4(" in compiled.kernel_source and "ask_for_row(" in compiled.kernel_source
+        torch.testing.assert_close(rebuild(Loaded(compiled.library)(x)), channels_last_of_rows(x)[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("points", [2, 3, 4, 5, 8, 9, 16, 31])
