@@ -3,7 +3,9 @@
 Vectors run along channels. A block of pixels of one row of the result shares what it reads: each input column is loaded once for all the
 taps and pixels that it serves, and a row of the weight stays in registers meanwhile. Taps outside of the image are left out: of whole
 rows by the loop over taps' rows, of columns by a loop of its own for the pixels at both sides. The weight, [C, 1, kh, kw], is read as
-[kh, kw, C]: laid out once under `freeze`, and otherwise at each call, which is little work. An element does not depend on the number of
+[kh, kw, C]: laid out once under `freeze`, and otherwise at each call, which is little work. Each thread has its own stretch of the
+result's rows and helps with the others' then (`precast.codegen.cpp.sharing`), as the products before and behind do: on chips with more
+than one last-level cache, a row that another core wrote takes several times as long to read. An element does not depend on the number of
 threads.
 """
 
@@ -175,9 +177,9 @@ template <int F, int REST> static int {function_of(form)}(
   int64_t low_column = least(ceiling(pw, {step}), Wo), high_column = W + pw - {(width - 1) * pace + 1};
   high_column = high_column < 0 ? 0 : least(high_column / {step} + 1, Wo);
   if (high_column < low_column) high_column = low_column;
-  const int64_t chunk = (N * Ho + 4 * threads - 1) / (4 * threads);
-  #pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if(threads > 1 && N * Ho * Wo * C > 1 << 14)
-  for (int64_t line = 0; line < N * Ho; ++line) {{
+  Shares shares(N * Ho, threads, (double)(N * Ho * Wo) * (double)(C * {height * width}) / PRODUCTS_PER_NS);
+  #pragma omp parallel num_threads(threads) if(threads > 1 && N * Ho * Wo * C > 1 << 14)
+  for (Share share(shares); share.more();) for (int64_t line = share.from; line < share.to; ++line) {{
     const int64_t n = line / Ho, h = line % Ho, top = h * {down} - ph;
     const int64_t r0 = top < 0 ? ceiling(-top, {fall}) : 0, r1 = H > top ? least(ceiling(H - top, {fall}), {height}) : 0;
     const int64_t rows = r1 > r0 ? r1 - r0 : 0;
@@ -206,7 +208,7 @@ _SOURCE = r"""
 #pragma GCC optimize ("fp-contract=fast")
 extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); }
 namespace depthwise {
-enum : int64_t { L = @LANES };
+enum : int64_t { L = @LANES, PRODUCTS_PER_NS = L };
 typedef float V __attribute__((vector_size(4 * L), aligned(4), may_alias));
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }

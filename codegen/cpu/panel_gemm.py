@@ -2,7 +2,8 @@
 
 A panel holds two vectors' worth of columns over all of K. Under `freeze` the weight is laid out once; otherwise a small one is at each
 call, and of a large one each task lays out the panel that it is about to use, which pays where many rows share it. Rows of `a` are read
-where they lie. Tasks, a block of rows by some panels each, go to threads as these become free, so that a busy neighbour costs its share
+where they lie. Tasks are a block of rows by some panels each. Each thread has its own stretch of them and helps with the others' then
+(`precast.codegen.cpp.sharing`): the next step finds a row in the caches of the core that wrote it, and a busy neighbour costs its share
 and no more. An element does not depend on the numbers of rows and threads.
 """
 
@@ -19,6 +20,7 @@ import torch
 from precast.codegen.common.library_steps import Pack
 from precast.codegen.common.toolchain import compile_shared, lanes_of
 from precast.codegen.cpp.math_prelude import MATH
+from precast.codegen.cpp.sharing import SHARES
 from precast.codegen.cpp.types import PROLOGUE
 from precast.codegen.cpu.vector_shuffles import transposed
 from precast.lowering.ir.nodes import Buffer, Gemm
@@ -120,7 +122,7 @@ _SOURCE = r"""
 #pragma GCC optimize ("fp-contract=fast")
 extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*); }
 namespace panel {
-enum : int64_t { L = @LANES, W = 2 * L, ROWS = @ROWS };
+enum : int64_t { L = @LANES, W = 2 * L, ROWS = @ROWS, PRODUCTS_PER_NS = 2 * L };
 typedef float V __attribute__((vector_size(4 * L), aligned(4), may_alias));
 template <int F> INLINE float finish(float x, float low, float high) {
 @FINISH
@@ -209,12 +211,12 @@ template <int F, int REST> static int panel_product(
   float* const whole = packed || wide ? 0 : (float*)aligned_alloc(64, (__SIZE_TYPE__)(panels * K * W * 4));
   if (whole) { layouts(b, sk, sn, K, N, whole, threads); packed = whole; }  /* once, however many tasks there are */
   int failed = 0;
+  Shares shares(blocks * groups, threads, (double)(M * N) * (double)K / PRODUCTS_PER_NS);
   #pragma omp parallel num_threads(threads) if(threads > 1 && M * N * K > 1 << 17)
   {
     float* const own = packed ? 0 : (float*)aligned_alloc(64, (__SIZE_TYPE__)(K * W * 4));
     if (!packed && !own) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
-    #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < blocks * groups; ++task) {
+    for (Share share(shares); share.more();) for (int64_t task = share.from; task < share.to; ++task) {
       if (!packed && !own) continue;
       const int64_t m = (wide ? task % blocks : task / groups) * block, g = wide ? task / blocks : task % groups;
       const int64_t count = m + block < M ? block : M - m;
@@ -279,7 +281,7 @@ extern "C" __attribute__((visibility("default"))) int product(int finish, int re
 @functools.cache
 def _compiled() -> ctypes.CDLL:
     """The functions for this machine, to be measured outside of a program. Of activations relu and gelu, which cost what others do."""
-    unit = PROLOGUE + MATH + panel_source(lanes_of("cpu:native")) + _EXPORTS
+    unit = PROLOGUE + MATH + SHARES + panel_source(lanes_of("cpu:native")) + _EXPORTS
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(compile_shared(unit, "cpu:native"))
         file.flush()

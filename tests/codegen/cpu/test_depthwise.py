@@ -74,6 +74,24 @@ def test_against_float64(name: str, target: str, freeze: bool) -> None:
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["blocks of eight", "stride two"])
+def test_the_same_bits_whatever_the_threads(name: str) -> None:
+    """Each thread begins with rows of its own, those that the product behind it reads, and helps with the others' rows then."""
+    (images, channels, height, width), *rest = CASES[name]
+    step, inputs, out = conv(((8 * images, channels, height, width), *rest))
+    compiled = compile_program(program(inputs, [out], [step]), "cpu:native", CodegenOptions(measure=False, freeze=True))
+    assert "Share share(shares)" in compiled.kernel_source and "schedule(dynamic" not in compiled.kernel_source
+    data = [torch.empty_strided(b.size, b.stride).copy_(torch.randn(b.size)) for b in inputs]
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3, 7):
+            torch.set_num_threads(count)
+            found.append(Loaded(compiled.library)(*data)[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
 @pytest.mark.parametrize("width", range(1, 40))
 @pytest.mark.parametrize("shape", [((3, 3, 1, 1, 1, 1), 1), ((3, 3, 2, 2, 1, 1), 1), ((3, 3, 2, 2, 1, 1), 0), ((5, 5, 1, 1, 1, 1), 2)])
 def test_blocks_cover_a_row(width: int, shape: tuple[tuple[int, ...], int]) -> None:

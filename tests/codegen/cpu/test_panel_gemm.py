@@ -74,6 +74,12 @@ def test_the_same_bits_whatever_the_rows_and_threads(ours: None) -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0][:37], found[2])
 
 
+def test_threads_begin_with_rows_of_their_own() -> None:
+    """What a thread wrote just before is in the caches of its own core."""
+    source = panel_gemm.panel_source(16)
+    assert "Share share(shares)" in source and "schedule(dynamic" not in source
+
+
 def test_which_products_it_takes() -> None:
     step, buffers = product(64, 64, 64)
     assert panel_fits(step, buffers)
