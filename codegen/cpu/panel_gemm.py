@@ -39,8 +39,10 @@ FINISH = {
 """What each activation makes of `x`: NaN stays NaN, as eager has it. The numbers are those of `FINISH`'s order."""
 
 
-def panel_fits(step: Gemm, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether this code can compute a product: rows contiguous along K and N, a weight of known sizes, and all in f32."""
+def panel_fits(step: Gemm, buffers: Mapping[str, Buffer], *, any_size: bool = False) -> bool:
+    """Whether this code can compute a product: rows contiguous along K and N, a weight of known sizes, and all in f32; and, but for
+    `any_size`, whether it is large enough that the weight's layout or the sums' latency does not outweigh what tiles gain.
+    """
     out = buffers[step.out]
     operands = [v for v in (step.a, step.b, step.bias, step.residual) if v is not None]
     if len(step.a.size) != 2 or {out.dtype, *(v.dtype or buffers[v.buffer].dtype for v in operands)} != {DType.F32}:
@@ -50,8 +52,9 @@ def panel_fits(step: Gemm, buffers: Mapping[str, Buffer]) -> bool:
         return False
     if step.residual is not None and (len(step.residual.size) != 2 or step.residual.stride[1] != 1):
         return False
-    deep = LEAST_DEPTH <= int(step.b.size[0]) <= MOST_DEPTH
-    return deep and hint(step.a.size[0]) >= LEAST_ROWS and int(step.b.size[1]) >= 16 and step.activation in FINISH
+    depth, columns = (int(n) for n in step.b.size)
+    large = depth >= LEAST_DEPTH and hint(step.a.size[0]) >= LEAST_ROWS and columns >= 16
+    return (large or any_size) and 1 <= depth <= MOST_DEPTH and step.activation in FINISH
 
 
 @dataclass(frozen=True)

@@ -218,10 +218,12 @@ def rows_view(view: View) -> View | None:
     return View(view.buffer, (step // int(size[1]), size[1]), (size[1], 1), view.offset, view.dtype)
 
 
-def panel_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
-    """A 1x1 convolution with all that follows it as a product that our own code takes."""
+def panel_conv(step: Conv, buffers: Mapping[str, Buffer], packed: bool = False) -> Gemm | None:
+    """A 1x1 convolution with all that follows it as a product that our own code takes. With a `packed` weight that is any, also one of a
+    few pixels or channels (the gate of a squeeze-and-excitation block), for which a library's call costs more than its products.
+    """
     product = _as_product(step, buffers)
-    return product if product is not None and panel_fits(product, buffers) else None
+    return product if product is not None and panel_fits(product, buffers, any_size=packed) else None
 
 
 def _pointwise_conv(step: Conv, buffers: Mapping[str, Buffer]) -> Gemm | None:
@@ -267,7 +269,7 @@ def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser
         if chooser.pick(key, winograd_candidates(step, shape, buffers, packed), default) == "winograd":
             return [LibraryCall(step, "winograd")]
     if chooser.onednn_takes(buffers[step.out].dtype) and not step.transposed and len(step.x.size) in (4, 5):
-        whole = panel_conv(step, buffers) if chooser.measure else None
+        whole = panel_conv(step, buffers, packed) if chooser.measure else None
         if whole is not None:
             key = f"{conv_key(step, buffers)} panels{_notes(step, packed)}"
             if chooser.pick(key, panel_conv_candidates(step, whole, buffers, packed), chooser.pixel_default()) == "panel":

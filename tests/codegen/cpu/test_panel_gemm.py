@@ -158,3 +158,29 @@ def test_convolutions_that_a_library_does_in_one_pass_take_part(ours: None, tmp_
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert called == ["none", "silu"]
+
+
+class _Gate(nn.Module):
+    """Squeeze and excitation: two 1x1 convolutions of a single pixel an image, the second with few channels to read."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.squeeze, self.excite = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(x)
+        return x * torch.sigmoid(self.excite(F.silu(self.squeeze(x.mean((2, 3), keepdim=True)))))
+
+
+@pytest.mark.parametrize(("images", "channels", "squeezed"), [(4, 96, 4), (3, 150, 7), (1, 33, 1), (13, 40, 24)])
+def test_convolutions_of_few_pixels_with_a_packed_weight(
+    ours: None, images: int, channels: int, squeezed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = _Gate(channels, squeezed).eval(), torch.randn(images, channels, 9, 7).to(memory_format=torch.channels_last)
+    called: list[str] = []
+    write = library_calls._panels
+    monkeypatch.setattr(library_calls, "_panels", lambda writer, step, *rest: (called.append(step.activation), write(writer, step, *rest)))
+    compiled = precast.compile(model, store=tmp_path / "store", options={"freeze": True})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model.double()(x.double()).float(), rtol=1e-5, atol=1e-5)
+    assert called == ["silu", "none"]
