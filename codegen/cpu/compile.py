@@ -21,6 +21,7 @@ from precast.codegen.cpp.ops import prototypes
 from precast.codegen.cpp.types import PROLOGUE
 from precast.codegen.cpu.attention import attention_source as attention_text
 from precast.codegen.cpu.depthwise import depthwise_source, form_of, function_of
+from precast.codegen.cpu.direct.few_channels import few_channels_source, tile_of
 from precast.codegen.cpu.host import CpuHostWriter
 from precast.codegen.cpu.library_calls import writes_in_place
 from precast.codegen.cpu.panel_gemm import panel_source
@@ -90,7 +91,10 @@ class CpuCompilation:
         if deep:
             kernel_source += depthwise_source(lanes, [form_of(s, buffers[s.out]) for s in deep])
         own = {s.out: function_of(form_of(s, buffers[s.out])) for s in deep}
-        host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference)
+        first = [s.step for s in every if isinstance(s, LibraryCall) and s.how == "few channels" and isinstance(s.step, Conv)]
+        if first:
+            kernel_source += few_channels_source(lanes, [tile_of(s, buffers[s.out], lanes) for s in first])
+        host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference, lanes)
         host.missing, host.frees_inputs = self.context.missing, self.context.frees_inputs
         host_source = host.source(selection.packs, selection.prepare)
         host.table.require(self.context.missing)

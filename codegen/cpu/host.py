@@ -23,7 +23,7 @@ KEPT = 128 << 10
 
 
 class CpuHostWriter(HostWriter):
-    """`kernels` by step name, `functions` of generated attention by identity of the step."""
+    """`kernels` by step name, `functions` of generated attention by identity of the step, `lanes` f32 in a vector of the target."""
 
     def __init__(
         self,
@@ -32,10 +32,12 @@ class CpuHostWriter(HostWriter):
         kernels: dict[str, RenderedKernel],
         functions: dict[int, str],
         inference: bool = False,
+        lanes: int = 1,
     ) -> None:
         super().__init__(program, steps, inference)
         self.kernels = kernels
         self.functions = functions
+        self.lanes = lanes
 
     def lies_on(self, buffer: str) -> str:
         return "0, 0"
@@ -105,7 +107,7 @@ class CpuHostWriter(HostWriter):
         emit_pack(self, number, pack, f"packed weight {number}")
 
     def sibling(self, steps: Sequence[RunStep]) -> CpuHostWriter:
-        made = CpuHostWriter(self.program, steps, self.kernels, self.functions, self.inference)
+        made = CpuHostWriter(self.program, steps, self.kernels, self.functions, self.inference, self.lanes)
         made.missing = self.missing
         return made
 

@@ -12,6 +12,7 @@ from precast.codegen.common.measure import POST_OPS
 from precast.codegen.common.torch_names import DTYPE_CODES
 from precast.codegen.cpu.attention import attention_symbols
 from precast.codegen.cpu.depthwise import DepthwisePack, form_of, function_of
+from precast.codegen.cpu.direct.few_channels import FewChannelsPack, tile_of
 from precast.codegen.cpu.panel_gemm import FINISH, PanelPack
 from precast.codegen.cpu.select_library import gemm_parts
 from precast.codegen.cpu.winograd import Shape, WinogradPack
@@ -28,6 +29,7 @@ class Writer(Protocol):
     buffers: dict[str, Buffer]
     python: list[str]
     functions: dict[int, str]
+    lanes: int
 
     def add(self, line: str) -> None: ...
     def call(self, shim: str, arguments: str, step: str) -> None: ...
@@ -40,9 +42,13 @@ class Writer(Protocol):
     def ints(self, values: Sequence[Size]) -> str: ...
 
 
+IN_PLACE = frozenset({"generated", "parts", "winograd", "own", "panel", "depthwise", "few channels"})
+"""Code of our own, and products that are copied part by part."""
+
+
 def writes_in_place(call: LibraryCall) -> bool:
     """Whether the call writes memory that the host program supplies (`out=`); others return a tensor of their own."""
-    return call.how in ("generated", "parts", "winograd", "own", "panel", "depthwise") or call.how == "aten" and isinstance(call.step, Gemm)
+    return call.how in IN_PLACE or call.how == "aten" and isinstance(call.step, Gemm)
 
 
 def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
@@ -62,6 +68,8 @@ def emit_library(writer: Writer, call: LibraryCall, label: str) -> None:
             _winograd(writer, step, call.packed, label)
         case Conv() as step if call.how == "depthwise":
             _depthwise(writer, step, call.packed, label)
+        case Conv() as step if call.how == "few channels":
+            _few_channels(writer, step, call.packed, label)
         case Conv() as step if call.how == "aten":
             aten_convolution(writer, step, label, "cpu")
         case Conv() as step:
@@ -89,6 +97,12 @@ def emit_pack(writer: Writer, number: int, pack: Pack, label: str) -> None:
         _own_memory(writer, number, pack.elements, label)
         sizes = f"{height}, {width}, {channels}"
         writer.add(f"depthwise::layout({_place(writer, weight)}, {writer.ints(weight.stride)}, {sizes}, (float*)data); }}")
+        return
+    if isinstance(pack, FewChannelsPack):
+        writer.add("{ void* data = 0;")
+        _own_memory(writer, number, pack.elements, label)
+        sizes = ", ".join(writer.size(n) for n in weight.size)
+        writer.add(f"few_channels::layout({_place(writer, weight)}, {writer.ints(weight.stride)}, {sizes}, (float*)data); }}")
         return
     if isinstance(pack, PanelPack):
         sizes = ", ".join(writer.size(n) for n in (*weight.stride[::-1], *weight.size[::-1]))
@@ -263,6 +277,21 @@ def _depthwise(writer: Writer, step: Conv, packed: int | None, label: str) -> No
     function = f"depthwise::{function_of(form_of(step, out))}<{_finish(step)}>"
     writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
     writer.add('say(error, capacity, "out of memory: a convolution\'s weight could not be laid out"); return 1; } }')
+    show_convolution(writer, step)
+
+
+def _few_channels(writer: Writer, step: Conv, packed: int | None, label: str) -> None:
+    out = writer.buffers[step.out]
+    x, weight, bias = (_place(writer, v) for v in (step.x, step.weight, step.bias))
+    filters, _, *window = step.weight.size
+    down, fall, pace = step.stride[0], *step.dilation
+    sizes = ", ".join(writer.size(n) for n in (*step.x.size, filters, *out.size[2:], *window, down, *step.padding, fall, pace))
+    low, high = _bounds(step)
+    _open_packed(writer, packed, label)
+    operands = f"{x}, {writer.ints(step.x.stride)}, (const float*)data, {weight}, {writer.ints(step.weight.stride)}, {bias}"
+    function = f"few_channels::conv_{tile_of(step, out, writer.lanes).tag}<{list(FINISH).index(step.activation)}>"
+    writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
+    writer.add('say(error, capacity, "out of memory: a convolution\'s rows could not be laid out"); return 1; } }')
     show_convolution(writer, step)
 
 

@@ -12,6 +12,7 @@ from precast.codegen.common.library_steps import LibraryCall, Pack, RunStep, att
 from precast.codegen.common.measure import POST_OPS, as_seen, conv_key, gemm_key
 from precast.codegen.cpu.attention import attention_fits
 from precast.codegen.cpu.depthwise import DepthwisePack
+from precast.codegen.cpu.direct.few_channels import FewChannelsPack
 from precast.codegen.cpu.missing_calls import ONEDNN, without_missing
 from precast.codegen.cpu.panel_gemm import PanelPack, panel_fits
 from precast.codegen.cpu.small_m_gemm import few_rows
@@ -24,20 +25,21 @@ from precast.codegen.cpu.tuning import (
     plain_conv_candidates,
 )
 from precast.codegen.cpu.winograd import WinogradPack, winograd_candidates, winograd_shape
-from precast.lowering.analysis.depthwise import depthwise_fits
+from precast.lowering.analysis.depthwise import depthwise_fits, few_channels_fits
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Attention, Buffer, Conv, Gemm, Program, Step, View
 from precast.lowering.ir.scalars import DType
 from precast.lowering.ir.sizes import hint, known
 from precast.lowering.passes.fusion.library_loops import attention_products, epilogue_kernel, gemm_kernel
 
-How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "panel", "depthwise"]
+How = Literal["onednn", "aten", "flash", "generated", "linear", "parts", "winograd", "own", "panel", "depthwise", "few channels"]
 """Who computes a library step on a CPU. `aten`: torch's operator, which is MKL for a product. `flash`: torch's attention kernel.
 `generated`: a loop, or attention, in C++ of ours. `linear`: a 1x1 convolution over channels-last data as one oneDNN product, which reads
 the ordinary weight without reordering it. `parts`: a product with a very large result, column block by column block into memory of ours
 (`PART`). `winograd`: a 3x3 convolution by our own code (`winograd.py`). `own`: a product of few rows by our own code
 (`small_m_gemm.py`). `panel`: a product, or a 1x1 convolution as one, with all that follows it by our own code (`panel_gemm.py`).
-`depthwise`: a depthwise convolution with all that follows it by our own code (`depthwise.py`)."""
+`depthwise`: a depthwise convolution with all that follows it by our own code (`depthwise.py`). `few channels`: a convolution over images of
+few channels, alike (`direct/few_channels.py`)."""
 
 TINY = 8_192
 """Multiplications up to which a generated loop beats any library call (a call costs about 1.5 us)."""
@@ -107,12 +109,13 @@ def pack_weights(
     for step in steps:
         if (
             isinstance(step, LibraryCall)
-            and step.how in ("onednn", "linear", "parts", "winograd", "panel", "depthwise")
+            and step.how in ("onednn", "linear", "parts", "winograd", "panel", "depthwise", "few channels")
             and isinstance(step.step, Gemm | Conv)
         ):
             call = step.step
             weight, data = (call.b, call.a) if isinstance(call, Gemm) else (call.weight, call.x)
-            of_sizes = isinstance(call, Conv) and step.how != "depthwise"  # the library prepares a convolution for one size of images
+            # the library prepares a convolution for one size of images
+            of_sizes = isinstance(call, Conv) and step.how not in ("depthwise", "few channels")
             if weight.buffer in weights and known(*weight.size, *(data.size if of_sizes else ())):
                 packed = len(packs)
                 packs += _packs(step, call, buffers, lanes)
@@ -127,6 +130,8 @@ def _packs(step: LibraryCall, call: Gemm | Conv, buffers: Mapping[str, Buffer], 
         return [WinogradPack(call, shape)]
     if step.how == "depthwise":
         return [DepthwisePack(call)]
+    if step.how == "few channels":
+        return [FewChannelsPack(call, lanes)]
     if step.how == "panel":
         return [PanelPack(call, lanes)]
     return [Pack(part) for _, part in gemm_parts(call)] if step.how == "parts" and isinstance(call, Gemm) else [Pack(call)]
@@ -262,6 +267,8 @@ def _plain_pointwise(step: Conv, buffers: Mapping[str, Buffer]) -> bool:
 def _conv(step: Conv, name: str, buffers: Mapping[str, Buffer], chooser: Chooser, packed: bool, lanes: int) -> list[RunStep]:
     if depthwise_fits(step, buffers):
         return [LibraryCall(step, "depthwise")]
+    if few_channels_fits(step, buffers):
+        return [LibraryCall(step, "few channels")]
     shape = winograd_shape(step, buffers, lanes)
     if shape is not None and not chooser.missing & ONEDNN:  # it is measured against oneDNN
         key = f"{conv_key(step, buffers)} padding{list(step.padding)}{_notes(step, packed)}"

@@ -1,9 +1,9 @@
 """Zeros around an image, made by a kernel of their own, as the padding of the convolutions that read it: the image is then neither copied
 nor read twice, and what computes it may be the epilogue of a convolution before.
 
-Unequal numbers of zeros at both sides, as strided convolutions of TensorFlow have them, are the padding of depthwise convolutions only,
-whose code for CPUs takes them in channels-last images. Where such a convolution turns out to stay contiguous, `pad_again` makes the zeros
-after all.
+Unequal numbers of zeros at both sides, as strided convolutions of TensorFlow have them, are the padding of depthwise convolutions and of
+those over few channels only, whose code for CPUs takes them where results are channels-last. Where such a convolution turns out to stay
+contiguous, `pad_again` makes the zeros after all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import count
 
 import sympy
 
-from precast.lowering.analysis.depthwise import depthwise_fits, is_depthwise
+from precast.lowering.analysis.depthwise import depthwise_fits, few_channels_fits, takes_any_padding
 from precast.lowering.analysis.effects import reads, writes
 from precast.lowering.analysis.rewrite_values import map_kernel
 from precast.lowering.ir import index as ix
@@ -166,7 +166,7 @@ def _takes(step: Step, name: str, zeros: Zeros, buffers: Mapping[str, Buffer]) -
     whole = buffers[name]
     if step.x.size != whole.size or step.x.stride != whole.stride or step.x.offset != 0 or step.x.dtype is not None:
         return False
-    return (zeros.before == zeros.behind and step.padding_behind is None) or is_depthwise(step, buffers)
+    return (zeros.before == zeros.behind and step.padding_behind is None) or takes_any_padding(step, buffers)
 
 
 def _without(step: Step, found: Mapping[str, Zeros], images: Mapping[str, Buffer]) -> Step:
@@ -186,7 +186,8 @@ def pad_again(program: Program) -> Program:
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step] = []
     for step in program.steps:
-        if isinstance(step, Conv) and step.padding_behind is not None and not depthwise_fits(step, buffers):
+        unequal = isinstance(step, Conv) and step.padding_behind is not None
+        if isinstance(step, Conv) and unequal and not (depthwise_fits(step, buffers) or few_channels_fits(step, buffers)):
             step, kernel, image = _padded(step, buffers)
             buffers[image.name] = image
             steps.append(kernel)

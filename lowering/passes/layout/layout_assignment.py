@@ -5,6 +5,8 @@ images pass through as they are, but what comes from outside (or goes there) con
 convolutions that hang together through temporaries are weighed as one group: what the library would move for each of them, against
 what copies at the group's edges move. A group that does not gain stays contiguous, and a note of the program says why.
 
+An image of few channels is read in any layout, by code of our own.
+
 Measured: our copies, which mostly go to strides of whole images, take about `COPY` times as long for a byte as the library's.
 """
 
@@ -18,6 +20,7 @@ from math import prod
 import sympy
 
 from precast.lowering.analysis.dependencies import nbytes_hint
+from precast.lowering.analysis.depthwise import has_few_channels
 from precast.lowering.analysis.effects import reads, writes
 from precast.lowering.ir import index as ix
 from precast.lowering.ir.nodes import Buffer, Conv, Kernel, Program, Step, View
@@ -124,6 +127,8 @@ def _weigh_convolution(group: Group, step: Conv, layout: Layout) -> None:
         if view is None:
             continue
         nbytes = 2 * layout.buffers[view.buffer].dtype.itemsize * prod(hint(n) for n in view.size)
+        if view is step.x and has_few_channels(step, layout.buffers):
+            continue  # our own code reads it in any layout
         if view.buffer not in layout.chosen and _far_from_last(view):
             group.planes[_place(view)] = nbytes
         if hint(view.size[1]) > FEW_CHANNELS:
@@ -209,7 +214,8 @@ def _with_copies(program: Program, chosen: Collection[str], temporaries: Collect
             steps.append(step)
             copies = {p: n for p, n in copies.items() if p[0] not in written}
             continue
-        step = replace(step, x=operand(step.x), residual=None if step.residual is None else operand(step.residual))
+        x = step.x if has_few_channels(step, buffers) else operand(step.x)
+        step = replace(step, x=x, residual=None if step.residual is None else operand(step.residual))
         copies = {p: n for p, n in copies.items() if p[0] not in written}
         result = _whole(buffers[step.out])
         if step.out in temporaries or not _far_from_last(result):

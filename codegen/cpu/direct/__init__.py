@@ -1,0 +1,1 @@
+"""Convolutions of our own on a CPU that read images where they lie."""
