@@ -93,7 +93,9 @@ class CpuCompilation:
         own = {s.out: function_of(form_of(s, buffers[s.out])) for s in deep}
         first = [s.step for s in every if isinstance(s, LibraryCall) and s.how == "few channels" and isinstance(s.step, Conv)]
         if first:
-            kernel_source += few_channels_source(lanes, [tile_of(s, buffers[s.out], lanes) for s in first])
+            tiles = {s.out: tile_of(s, buffers[s.out], lanes) for s in first}
+            kernel_source += few_channels_source(lanes, tiles.values())
+            own |= {out: tile.function for out, tile in tiles.items()}
         host = CpuHostWriter(program, selection.steps, kernels, functions, self.context.inference, lanes)
         host.missing, host.frees_inputs = self.context.missing, self.context.frees_inputs
         host_source = host.source(selection.packs, selection.prepare)

@@ -289,7 +289,7 @@ def _few_channels(writer: Writer, step: Conv, packed: int | None, label: str) ->
     low, high = _bounds(step)
     _open_packed(writer, packed, label)
     operands = f"{x}, {writer.ints(step.x.stride)}, (const float*)data, {weight}, {writer.ints(step.weight.stride)}, {bias}"
-    function = f"few_channels::conv_{tile_of(step, out, writer.lanes).tag}<{list(FINISH).index(step.activation)}>"
+    function = f"few_channels::{tile_of(step, out, writer.lanes).function}<{list(FINISH).index(step.activation)}>"
     writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
     writer.add('say(error, capacity, "out of memory: a convolution\'s rows could not be laid out"); return 1; } }')
     show_convolution(writer, step)

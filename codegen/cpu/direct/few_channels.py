@@ -34,8 +34,13 @@ class Tile:
 
     @property
     def tag(self) -> str:
-        """The end of the name of its function."""
+        """The end of the names of its functions."""
         return f"{self.pixels}_{self.step}"
+
+    @property
+    def function(self) -> str:
+        """The function that runs a whole convolution, within its namespace."""
+        return f"conv_{self.tag}"
 
 
 def tile_of(step: Conv, out: Buffer, lanes: int) -> Tile:
