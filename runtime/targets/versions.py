@@ -9,7 +9,7 @@ import sys
 
 from precast.runtime.common.supported_torch import minor_of
 
-LOWERING_VERSION = "27"
+LOWERING_VERSION = "28"
 """Goes up when lowering, codegen or the runtime change what a stored artifact means; part of every artifact's key."""
 
 
