@@ -50,9 +50,9 @@ class ScanState:
 
 DIVISIONS = (Op.FLOORDIV, Op.TRUNCDIV, Op.MOD, Op.REM)
 DIVIDED_BY_0 = -2
+"""Stands for a dimension in what a kernel reports (`templates.py`)."""
 NO_INDEX_ERROR = 1 << 16
 """Added to the dimension where a position outside of it is to be a RuntimeError, not an IndexError."""
-"""Stands for a dimension in what a kernel reports (`templates.py`)."""
 
 
 class Body:
