@@ -121,6 +121,24 @@ def test_factors_that_leave_a_size(rank: int, mode: str, dynamic: bool, store: P
             torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nearest_pixels_where_a_factor_leaves_or_doubles_a_size(dynamic: bool, store: Path) -> None:
+    """Eager's kernel for images goes by sizes then; that for lines and volumes, and the exact one, by the factor."""
+
+    def program(x: Tensor) -> list[Tensor]:
+        twice = [F.interpolate(x, scale_factor=factor) for factor in (1.1, 2.1, (1.1, 2.1), (1.5, 1.1))]
+        others = [F.interpolate(x, scale_factor=(1.1, 2.1), mode="nearest-exact"), F.interpolate(x[:, :, 0], scale_factor=1.1)]
+        return [*twice, *others, F.interpolate(x[:, None], scale_factor=1.1)]
+
+    compiled = precast.compile(program, store=store, dynamic=dynamic)
+    for height, width in ((5, 7), (9, 4), (12, 25)):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            x = torch.arange(2.0 * 3 * height * width).reshape(2, 3, height, width).contiguous(memory_format=layout)
+            for got, eager in zip(compiled(x), program(x), strict=True):
+                torch.testing.assert_close(got, eager, rtol=0, atol=0)
+                assert got.stride() == eager.stride()
+
+
 def test_lines_are_resampled_once() -> None:
     program, _ = program_of(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (torch.randn(2, 4, 32, 32),), schedule=True)
     assert len(program.steps) == 2, "lines first, then columns of them"
