@@ -95,7 +95,7 @@ def test_whatever_patches_is_the_patch_of_a_row() -> None:
                         wrong.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
     patching_functions = {name for name, inside in calls.items() if inside & {"patched", "replaced", "_around", "_made", "_kernels"}}
     table_text = "".join((Path(module.__file__ or "")).read_text() for module in (dynamo_patches, aten_patches))
-    helpers = ("_around", "_made", "_kernels", "_proxy_call", "_take_over")
+    helpers = ("_around", "_made", "_kernels", "_proxy_call", "_take_over", "_keep_out_empty")
     for name in sorted(patching_functions):
         function = name.partition(".")[2]
         if function not in helpers and not re.search(rf"\b{function}\b", table_text):
