@@ -269,5 +269,5 @@ def native_run(run: Callable[..., tuple[Any, ...]], spec: GraphSpec, weights: Se
 
     callback = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _WORDS, _WORDS, _POINTER, _POINTER, ctypes.c_int64)(precast_run)
     address = ctypes.cast(callback, _POINTER).value
-    library: Any = SimpleNamespace(run=address, prepare=0, release=0, table=0, frees=(), run_rows=0, callback=callback)
+    library: Any = SimpleNamespace(run=address, prepare=0, release=0, table=0, frees=(), uses_threads=False, run_rows=0, callback=callback)
     return graph_call(library, spec, weights)
