@@ -172,7 +172,7 @@ class _Gate(nn.Module):
         return x * torch.sigmoid(self.excite(F.silu(self.squeeze(x.mean((2, 3), keepdim=True)))))
 
 
-@pytest.mark.parametrize(("images", "channels", "squeezed"), [(4, 96, 4), (3, 150, 7), (1, 33, 1), (13, 40, 24)])
+@pytest.mark.parametrize(("images", "channels", "squeezed"), [(4, 96, 5), (3, 150, 7), (1, 33, 6), (13, 40, 24)])
 def test_convolutions_of_few_pixels_with_a_packed_weight(
     ours: None, images: int, channels: int, squeezed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
