@@ -106,11 +106,11 @@ ROWS = (
         SCANS,
     ),
     Mutant(
-        "a folded extreme keeps the first NaN only",
+        "a folded extreme loses a NaN among the first two",
         "codegen/cpp/reductions.py",
-        '{extra} = {extra} != {extra} ? {extra} : {extra}_{number};")',
-        '{extra} = {extra}_{number};")',
-        f"{LOOPS}::test_windows_inside_a_reduction {REDUCTIONS}",
+        "for i in range(0, len(before), 2)]",
+        "for i in range(2, len(before), 2)]",
+        "tests/codegen/cpp/test_windows.py::test_a_nan_among_few_is_found_wherever_it_is",
     ),
     Mutant(
         "a folded sum leaves the last out",
