@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
-from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from precast.lowering.build.type_checks import is_zero
 
 BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
@@ -216,7 +217,7 @@ def max_unpool(rule: Callable[..., Tensor], pooled: Tensor, places: Tensor, size
     through all planes, so that one outside of its plane would be in the next.
     """
     made, dims = rule(pooled, places, size, *more), len(size)
-    if guard_or_false(made.numel() == 0):
+    if is_zero(made.numel()):
         return made
     planes, image = math.prod(pooled.shape[:-dims]), math.prod(size)
     flat, here = pooled.reshape(planes, -1), places.reshape(planes, -1)

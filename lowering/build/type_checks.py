@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 HALF = (torch.bfloat16, torch.float16)
 Operands = Mapping[str, Any]
@@ -76,11 +75,16 @@ def _shape(operands: Operands, name: str) -> tuple[Any, ...]:
     return tuple(n if isinstance(n, int) else 1 for n in value.meta["val"].shape)
 
 
+def is_zero(n: int | torch.SymInt) -> bool:
+    """Whether a size is 0: of a symbol with a value it is asked, which is a guard; one that data decide counts as another number."""
+    return n == 0 if isinstance(n, int) else bool(n.node.has_hint() and n == 0)
+
+
 def _resampled(operands: Operands) -> bool:
     """Neither the image nor the result is empty; only their batch may be. What is said of symbols is guarded."""
     size = operands.get("output_size")
     given = [n for n in size if isinstance(n, int | torch.SymInt)] if isinstance(size, list | tuple) else []
-    return not any(guard_or_false(n == 0) for n in (*_shape(operands, "self")[1:], *given))
+    return not any(is_zero(n) for n in (*_shape(operands, "self")[1:], *given))
 
 
 def _at_least_0(name: str) -> Callable[[Operands], bool]:
