@@ -19,7 +19,8 @@
 #define LOOKED_AT 64
 #define WINDOW_NS 20000000LL       /* of calls, after which it is judged how they fared: that costs some 20 us */
 #define MOST_DELAY 0.5             /* of a window, both threads' together, above which one alone is faster (docs/benchmarks.md) */
-#define FIRST_PAUSE_NS 200000000LL /* for which calls run alone before two threads are tried again; doubled when these fare badly again */
+#define BAD_WINDOWS 3              /* one after the other, before calls run alone: what passes at once is not worth it */
+#define FIRST_PAUSE_NS 100000000LL /* for which calls run alone before two threads are tried again; doubled when these fare badly again */
 #define LAST_PAUSE_NS 3200000000LL
 #define PAUSE_WINDOWS 8            /* and no shorter than so many times what the trial took */
 
@@ -38,9 +39,9 @@ typedef struct {
 
 /* What the calling thread has seen: each has a team of its own. */
 static __thread struct {
-    int64_t alone_until, pause, spent, delay;
+    int64_t alone_until, together_until, pause, spent, delay;
     Members members;
-    int judging, unknown;
+    int judging, unknown, bad, slower;
 } own;
 
 static int64_t now(void) {
@@ -88,9 +89,12 @@ static void judge(int64_t time) {
     own.judging = 0;
     own.unknown = delay < 0;
     if (own.unknown || delay - own.delay < MOST_DELAY * own.spent) {
-        own.pause = 0;
+        own.pause = own.bad = 0;
         return;
     }
+    if (time < own.together_until || ++own.bad < BAD_WINDOWS) return;
+    own.bad = BAD_WINDOWS - 1; /* once they ran alone, one more bad window is enough */
+    own.slower = 0;
     own.pause = own.pause == 0 ? FIRST_PAUSE_NS : own.pause < LAST_PAUSE_NS ? 2 * own.pause : own.pause;
     own.alone_until = time + (own.pause > PAUSE_WINDOWS * own.spent ? own.pause : PAUSE_WINDOWS * own.spent);
 }
@@ -116,11 +120,24 @@ TeamCall team_begin(Pace *pace) {
     return call;
 }
 
+/* A call that ran alone. Where that takes longer than it took on two threads, it is left for a while. */
+static void weigh(const Pace *pace, int64_t time, int64_t lasted) {
+    own.slower = pace->usually && lasted > pace->usually ? own.slower + 1 : 0;
+    if (own.slower < 2) return;
+    own.alone_until = own.pause = own.bad = own.slower = 0;
+    own.together_until = time + LAST_PAUSE_NS;
+}
+
 void team_end(Pace *pace, TeamCall call) {
-    if (call.mode == ALONE) set_threads(2);
-    if (call.mode != TOGETHER) return;
+    if (call.mode == AS_ALWAYS) return;
     int64_t time = now();
+    if (call.mode == ALONE) {
+        set_threads(2);
+        weigh(pace, time, time - call.begun);
+        return;
+    }
     pace->lasted = time - call.begun;
+    pace->usually = pace->usually ? (pace->usually + pace->lasted) / 2 : pace->lasted;
     own.spent += pace->lasted;
     if (own.spent >= WINDOW_NS) judge(time);
 }

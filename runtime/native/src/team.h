@@ -8,7 +8,8 @@
 typedef struct {
     char adapts;
     unsigned char skipped;
-    int64_t lasted; /* nanoseconds, of the last call that was timed */
+    int64_t lasted;  /* nanoseconds, of the last call that was timed */
+    int64_t usually; /* about that, of the last few calls on two threads */
 } Pace;
 
 typedef struct {
