@@ -18,8 +18,8 @@
 #define LONG_NS 500000LL           /* shorter calls are not looked at, but one in LOOKED_AT */
 #define LOOKED_AT 64
 #define WINDOW_NS 20000000LL       /* of calls, after which it is judged how they fared: that costs some 20 us */
-#define MOST_DELAY 0.5             /* of a window, both threads' together, above which one alone is faster (docs/benchmarks.md) */
-#define BAD_WINDOWS 3              /* one after the other, before calls run alone: what passes at once is not worth it */
+#define MOST_DELAY 0.4             /* of a window, both threads' together, above which one alone is faster (docs/benchmarks.md) */
+#define BAD_WINDOWS 3              /* more than good ones, before calls run alone: what passes at once is not worth it */
 #define FIRST_PAUSE_NS 100000000LL /* for which calls run alone before two threads are tried again; doubled when these fare badly again */
 #define LAST_PAUSE_NS 3200000000LL
 #define PAUSE_WINDOWS 8            /* and no shorter than so many times what the trial took */
@@ -89,7 +89,8 @@ static void judge(int64_t time) {
     own.judging = 0;
     own.unknown = delay < 0;
     if (own.unknown || delay - own.delay < MOST_DELAY * own.spent) {
-        own.pause = own.bad = 0;
+        if (own.bad > 0) own.bad--;
+        if (own.bad == 0) own.pause = 0;
         return;
     }
     if (time < own.together_until || ++own.bad < BAD_WINDOWS) return;
