@@ -57,6 +57,8 @@ REFUSED: dict[str, Case] = {
     "as_strided/long": (lambda x, s, i: (x + 1).as_strided((9, 9), (9, 1)), (5, 4), (1,), (1,)),
     "as_strided/offset": (lambda x, s, i: (x + 1).as_strided((2, 2), (2, 1), 19), (5, 4), (1,), (1,)),
     "softmax/dim": (lambda x, s, i: torch.softmax(x, 5), (5, 4), (1,), (1,)),
+    "nll_loss/pixels": (lambda x, s, i: F.nll_loss(x, i), (2, 4, 3, 5), (1,), (2, 3, 4)),
+    "cross_entropy/pixels": (lambda x, s, i: F.cross_entropy(x, i), (2, 4, 3, 5), (1,), (2, 2, 5)),
 }
 
 LOWERED: dict[str, Case] = {
