@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 
 from precast.codegen.common.library_steps import Pack
-from precast.codegen.cpu.panel_gemm import FINISH
+from precast.codegen.cpu.panel_gemm import epilogue_source
 from precast.lowering.ir.nodes import Buffer, Conv
 from precast.lowering.ir.sizes import known
 
@@ -196,9 +196,8 @@ template <int F, int REST> static int {function_of(form)}(
 def depthwise_source(lanes: int, forms: Iterable[Form]) -> str:
     """C++ of `depthwise::conv_TAG` for each of these forms, for vectors of `lanes` f32."""
     forms = sorted(set(forms))
-    finish = "\n".join(f"  if (F == {n}) return {text};" for n, text in enumerate(FINISH.values()))
     blocks = sorted({(f.taps, p) for f in forms for p in ((f.pixels,) if f.pixels else BLOCKS)})
-    parts = [_SOURCE.replace("@LANES", str(lanes)).replace("@FINISH", finish)]
+    parts = [_SOURCE.replace("@LANES", str(lanes)).replace("@EPILOGUE", epilogue_source("a", "y"))]
     parts += [*(_block(*b) for b in blocks), *(_driver(f) for f in forms)]
     return "\n".join([*parts, "}", "#pragma GCC pop_options", ""])
 
@@ -212,23 +211,7 @@ enum : int64_t { L = @LANES, PRODUCTS_PER_NS = L };
 typedef float V __attribute__((vector_size(4 * L), aligned(4), may_alias));
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-template <int F> INLINE float finish(float x, float low, float high) {
-@FINISH
-}
-template <int F, int REST> INLINE void put(V a, const float* rest, float* y, float low, float high) {
-  if (REST == 1) a += *(const V*)rest;
-  if (F == 1) a = a < 0.0f ? V{0} : a;
-  if (F == 6) { a = a < low ? V{0} + low : a; a = a > high ? V{0} + high : a; }
-  if (F != 0 && F != 1 && F != 6) {
-    float all[L] __attribute__((aligned(64)));
-    *(V*)all = a;
-    #pragma omp simd
-    for (int64_t j = 0; j < L; ++j) all[j] = finish<F>(all[j], low, high);
-    a = *(const V*)all;
-  }
-  if (REST == 2) a += *(const V*)rest;
-  *(V*)y = a;
-}
+@EPILOGUE
 /* w[C][1][kh][kw] with any strides -> [kh][kw][C]. */
 static void layout(const float* w, const int64_t* stride, int64_t height, int64_t width, int64_t C, float* to) {
   for (int64_t i = 0; i < height; ++i)

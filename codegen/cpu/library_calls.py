@@ -271,13 +271,9 @@ def _depthwise(writer: Writer, step: Conv, packed: int | None, label: str) -> No
     steps = ", ".join(writer.size(step.x.stride[d]) for d in (0, 2, 3))
     images, channels, *image = step.x.size
     sizes = ", ".join(writer.size(n) for n in (images, *image, channels, *out.size[2:], *step.padding))
-    low, high = _bounds(step)
     _open_packed(writer, packed, label)
     operands = f"{x}, {steps}, (const float*)data, {weight}, {writer.ints(step.weight.stride)}, {bias}, {rest}"
-    function = f"depthwise::{function_of(form_of(step, out))}<{_finish(step)}>"
-    writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
-    writer.add('say(error, capacity, "out of memory: a convolution\'s weight could not be laid out"); return 1; } }')
-    show_convolution(writer, step)
+    _call_convolution(writer, step, f"depthwise::{function_of(form_of(step, out))}<{_finish(step)}>", operands, sizes, "weight")
 
 
 def _few_channels(writer: Writer, step: Conv, packed: int | None, label: str) -> None:
@@ -286,12 +282,17 @@ def _few_channels(writer: Writer, step: Conv, packed: int | None, label: str) ->
     filters, _, *window = step.weight.size
     down, fall, pace = step.stride[0], *step.dilation
     sizes = ", ".join(writer.size(n) for n in (*step.x.size, filters, *out.size[2:], *window, down, *step.padding, fall, pace))
-    low, high = _bounds(step)
     _open_packed(writer, packed, label)
     operands = f"{x}, {writer.ints(step.x.stride)}, (const float*)data, {weight}, {writer.ints(step.weight.stride)}, {bias}"
     function = f"few_channels::{tile_of(step, out, writer.lanes).function}<{list(FINISH).index(step.activation)}>"
+    _call_convolution(writer, step, function, operands, sizes, "rows")
+
+
+def _call_convolution(writer: Writer, step: Conv, function: str, operands: str, sizes: str, laid: str) -> None:
+    """A convolution of ours, which ends the block of its packed weight. `laid`: what it may find no memory for."""
+    low, high = _bounds(step)
     writer.add(f"if ({function}({operands}, (float*){writer.pointer(step.out)}, {sizes}, {low}, {high}, threads)) {{")
-    writer.add('say(error, capacity, "out of memory: a convolution\'s rows could not be laid out"); return 1; } }')
+    writer.add(f'say(error, capacity, "out of memory: a convolution\'s {laid} could not be laid out"); return 1; }} }}')
     show_convolution(writer, step)
 
 

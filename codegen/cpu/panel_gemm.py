@@ -39,6 +39,30 @@ FINISH = {
 """What each activation makes of `x`: NaN stays NaN, as eager has it. The numbers are those of `FINISH`'s order."""
 
 
+def epilogue_source(value: str, target: str, residual: bool = True) -> str:
+    """C++ of `finish`, the activation number F of one f32, and of `put`, which stores a vector of sums: with its activation and, unless
+    there never is one, a residual that is added before (REST 1) or after (2). `value` and `target`: names of the sums and their place.
+    """
+    kinds, rest = ("int F, int REST", "const float* rest, ") if residual else ("int F", "")
+    activations = "\n".join(f"  if (F == {n}) return {text};" for n, text in enumerate(FINISH.values()))
+    before, after = (f"  if (REST == {when}) {value} += *(const V*)rest;\n" if residual else "" for when in (1, 2))
+    return f"""template <int F> INLINE float finish(float x, float low, float high) {{
+{activations}
+}}
+template <{kinds}> INLINE void put(V {value}, {rest}float* {target}, float low, float high) {{
+{before}  if (F == 1) {value} = {value} < 0.0f ? V{{0}} : {value};
+  if (F == 6) {{ {value} = {value} < low ? V{{0}} + low : {value}; {value} = {value} > high ? V{{0}} + high : {value}; }}
+  if (F != 0 && F != 1 && F != 6) {{
+    float all[L] __attribute__((aligned(64)));
+    *(V*)all = {value};
+    #pragma omp simd
+    for (int64_t j = 0; j < L; ++j) all[j] = finish<F>(all[j], low, high);
+    {value} = *(const V*)all;
+  }}
+{after}  *(V*){target} = {value};
+}}"""
+
+
 def panel_fits(step: Gemm, buffers: Mapping[str, Buffer], *, any_size: bool = False) -> bool:
     """Whether this code can compute a product: rows contiguous along K and N, a weight of known sizes, and all in f32; and, but for
     `any_size`, whether it is large enough that the weight's layout or the sums' latency does not outweigh what tiles gain.
@@ -104,7 +128,7 @@ def panel_source(lanes: int) -> str:
         _SOURCE.replace("@LANES", str(lanes))
         .replace("@ROWS", str(rows[0]))
         .replace("@TILES", "\n".join(_tile(r, v) for r in rows for v in (1, 2)))
-        .replace("@FINISH", "\n".join(f"  if (F == {n}) return {text};" for n, text in enumerate(FINISH.values())))
+        .replace("@EPILOGUE", epilogue_source("x", "c"))
         .replace("@FIT", "".join(f"n - i >= {r} ? {r} : " for r in rows[:-1]) + "1")
         .replace(
             "@CASES",
@@ -127,23 +151,7 @@ extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*)
 namespace panel {
 enum : int64_t { L = @LANES, W = 2 * L, ROWS = @ROWS, PRODUCTS_PER_NS = 2 * L };
 typedef float V __attribute__((vector_size(4 * L), aligned(4), may_alias));
-template <int F> INLINE float finish(float x, float low, float high) {
-@FINISH
-}
-template <int F, int REST> INLINE void put(V x, const float* rest, float* c, float low, float high) {
-  if (REST == 1) x += *(const V*)rest;
-  if (F == 1) x = x < 0.0f ? V{0} : x;
-  if (F == 6) { x = x < low ? V{0} + low : x; x = x > high ? V{0} + high : x; }
-  if (F != 0 && F != 1 && F != 6) {
-    float all[L] __attribute__((aligned(64)));
-    *(V*)all = x;
-    #pragma omp simd
-    for (int64_t j = 0; j < L; ++j) all[j] = finish<F>(all[j], low, high);
-    x = *(const V*)all;
-  }
-  if (REST == 2) x += *(const V*)rest;
-  *(V*)c = x;
-}
+@EPILOGUE
 @TILES
 /* Panel of `columns` columns of b[K][N], with any strides one of which is 1, as [K][W]; zeros beyond. */
 static void layout(const float* b, int64_t sk, int64_t sn, int64_t K, int64_t columns, float* to) {

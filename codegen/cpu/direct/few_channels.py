@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from precast.codegen.common.library_steps import Pack
-from precast.codegen.cpu.panel_gemm import FINISH
+from precast.codegen.cpu.panel_gemm import epilogue_source
 from precast.lowering.ir.nodes import Buffer, Conv
 from precast.lowering.ir.sizes import known
 
@@ -110,9 +110,8 @@ def _driver(tile: Tile) -> str:
 def few_channels_source(lanes: int, tiles: Iterable[Tile]) -> str:
     """C++ of `few_channels::conv_TAG` for each of these tiles, for vectors of `lanes` f32."""
     tiles = sorted(set(tiles))
-    finish = "\n".join(f"  if (F == {n}) return {text};" for n, text in enumerate(FINISH.values()))
     blocks = sorted({(p, t.step) for t in tiles for p in (t.pixels, *REST)})
-    parts = [_SOURCE.replace("@LANES", str(lanes)).replace("@FINISH", finish)]
+    parts = [_SOURCE.replace("@LANES", str(lanes)).replace("@EPILOGUE", epilogue_source("x", "y", residual=False))]
     parts += [_tile(p, s, vectors) for p, s in blocks for vectors in (1, 2)]
     return "\n".join([*parts, *(_driver(t) for t in tiles), "}", "#pragma GCC pop_options", ""])
 
@@ -124,21 +123,7 @@ extern "C" { void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__); void free(void*)
 namespace few_channels {
 enum : int64_t { L = @LANES, PRODUCTS_PER_NS = 2 * L };
 typedef float V __attribute__((vector_size(4 * L), aligned(4), may_alias));
-template <int F> INLINE float finish(float x, float low, float high) {
-@FINISH
-}
-template <int F> INLINE void put(V x, float* y, float low, float high) {
-  if (F == 1) x = x < 0.0f ? V{0} : x;
-  if (F == 6) { x = x < low ? V{0} + low : x; x = x > high ? V{0} + high : x; }
-  if (F != 0 && F != 1 && F != 6) {
-    float all[L] __attribute__((aligned(64)));
-    *(V*)all = x;
-    #pragma omp simd
-    for (int64_t j = 0; j < L; ++j) all[j] = finish<F>(all[j], low, high);
-    x = *(const V*)all;
-  }
-  *(V*)y = x;
-}
+@EPILOGUE
 /* Filters of a panel, of which the last begins earlier instead of being smaller: some filters are computed twice, alike. */
 INLINE int64_t width(int64_t O) { return O < 2 * L ? L : 2 * L; }
 INLINE int64_t begin(int64_t n, int64_t O) { return n + width(O) <= O ? n : O - width(O); }
