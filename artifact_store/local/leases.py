@@ -240,10 +240,13 @@ def is_dead(holder: Mapping[str, object]) -> bool:
 
 
 def _break(path: Path, token: str) -> None:
-    """Take a dead holder's lease away. Renamed first and looked at again: if another taker was quicker, the file is a live one."""
+    """Take a dead holder's lease away. Renamed first and looked at again: if another taker was quicker, the file is a live one.
+    Raises OSError where nobody but its owner may take it away.
+    """
     aside = path.with_name(f"{path.name}.dead-{secrets.token_hex(4)}")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):  # somebody else was quicker
         os.rename(path, aside)
+    with contextlib.suppress(OSError):
         if str(_holder(aside).get("token")) != token:
             with contextlib.suppress(OSError):
                 os.link(aside, path)

@@ -112,12 +112,11 @@ class Uploads:
             if self._thread is not None and self._thread.is_alive():
                 return
             self._thread = threading.Thread(target=self._work, name="precast-upload", daemon=True)
-            thread = self._thread
-        try:
-            thread.start()
-        except RuntimeError as error:
-            log.info("nothing is sent to remotes by this process: %s", error)
-            return
+            try:
+                self._thread.start()  # with the lock: who comes next finds it alive
+            except RuntimeError as error:
+                log.info("nothing is sent to remotes by this process: %s", error)
+                return
         _at_exit(self)
 
     def is_sent(self, program_key: str) -> bool:
@@ -164,7 +163,7 @@ class Uploads:
 
     def broken(self, program_key: str, artifact_id: str) -> set[str]:
         """Places of the remotes that have it incompletely."""
-        return {place for place, key, id_ in self._broken if (key, id_) == (program_key, artifact_id)}
+        return {place for place, key, id_ in tuple(self._broken) if (key, id_) == (program_key, artifact_id)}
 
     # -- the thread
 

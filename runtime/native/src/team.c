@@ -30,6 +30,7 @@ typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
 
 static get_function get_threads;
 static set_function set_threads;
+static pid_t process;              /* that these functions are of */
 static parallel_function parallel; /* a parallel region of libgomp's, which libiomp5 has as well */
 
 typedef struct {
@@ -74,8 +75,10 @@ static void sign_in(void *data) {
     if (place < 2) members->ids[place] = (pid_t)syscall(SYS_gettid);
 }
 
-/* Of both threads together; -1: unknown. OpenMP may have begun the team anew since the last time, and a forked child has another one. */
+/* Of both threads together; -1: unknown. OpenMP may have begun the team anew since the last time. A forked child is not looked at: a parallel
+ * region that its calls would not have begun may never end there. */
 static int64_t team_delay(void) {
+    if (getpid() != process) return -1;
     int64_t found = own.members.count == 2 ? members_delay() : -1;
     if (found >= 0) return found;
     own.members.count = 0;
@@ -112,7 +115,7 @@ TeamCall team_begin(Pace *pace) {
         return call;
     }
     call.mode = TOGETHER;
-    if (!own.judging) {
+    if (!own.judging && pace->lasted >= LONG_NS) {
         own.spent = 0;
         own.delay = team_delay();
         own.judging = 1;
@@ -133,12 +136,13 @@ void team_end(Pace *pace, TeamCall call) {
     if (call.mode == AS_ALWAYS) return;
     int64_t time = now();
     if (call.mode == ALONE) {
-        set_threads(2);
+        if (get_threads() == 1) set_threads(2); /* else the call set another number */
         weigh(pace, time, time - call.begun);
         return;
     }
     pace->lasted = time - call.begun;
     pace->usually = pace->usually ? (pace->usually + pace->lasted) / 2 : pace->lasted;
+    if (!own.judging) return;
     own.spent += pace->lasted;
     if (own.spent >= WINDOW_NS) judge(time);
 }
@@ -149,6 +153,7 @@ PyObject *team_adapt(PyObject *module, PyObject *arguments) {
     get_threads = (get_function)(uintptr_t)get;
     set_threads = (set_function)(uintptr_t)set;
     parallel = (parallel_function)(uintptr_t)region;
+    process = getpid();
     Py_RETURN_NONE;
 }
 
