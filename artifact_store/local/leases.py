@@ -55,7 +55,7 @@ class Lease:
         self._kept = True
         every = min(HEARTBEAT, expiry / 4)
         try:
-            threading.Thread(target=_beat, args=(self.path, self._stop, every), name="precast-lease", daemon=True).start()
+            threading.Thread(target=_beat, args=(self.path, self._token, self._stop, every), name="precast-lease", daemon=True).start()
         except RuntimeError as error:
             log.info("lease %s: %s; compiling without it", self.path.name, error)
             self.release()
@@ -255,9 +255,11 @@ def _break(path: Path, token: str) -> None:
         aside.unlink()
 
 
-def _beat(path: Path, stop: threading.Event, every: float) -> None:
+def _beat(path: Path, token: str, stop: threading.Event, every: float) -> None:
     while not stop.wait(every):
         try:
+            if _holder(path).get("token") != token:
+                return  # it expired meanwhile, and is another's
             os.utime(path)
         except OSError:
             return  # gone or unwritable: the others take over, and nothing here depends on holding it

@@ -112,7 +112,7 @@ def test_does_not_take_over_while_the_other_beats(tmp_path: Path) -> None:
     path = tmp_path / "leases" / NAME
     _of_another_machine(path)
     stop = threading.Event()
-    beat = threading.Thread(target=leases._beat, args=(path, stop, 0.05))
+    beat = threading.Thread(target=leases._beat, args=(path, leases._holder(path)["token"], stop, 0.05))
     beat.start()
     try:
         with leases.acquire(tmp_path / "leases", NAME, timeout=2.5, expiry=1.5) as lease:
@@ -175,6 +175,33 @@ def test_where_leases_cannot_be_kept_work_goes_on(tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("a file where the folder should be")
     with leases.acquire(tmp_path / "leases", NAME) as lease:
         assert not lease.held
+
+
+def test_a_holder_that_lost_it_keeps_nobody_elses_alive(tmp_path: Path) -> None:
+    lease = leases.Watch(tmp_path / "leases" / "one").look()
+    assert lease is not None
+    lease.keep(expiry=0.2)
+    other = tmp_path / "leases" / "other"
+    other.write_bytes(pack({"token": "another's"}))
+    os.replace(other, lease.path)
+    os.utime(lease.path, (1.0, 1.0))
+    time.sleep(0.5)
+    assert lease.path.stat().st_mtime == 1.0
+    lease.release()
+
+
+def test_a_dead_holders_lease_that_cannot_be_taken_away_is_gone_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "leases" / "one"
+    path.parent.mkdir()
+    path.write_bytes(pack({"token": "dead", **leases.identity(), "started": "another time"}))
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        lease = leases.Watch(path).look()
+    assert lease is not None and not lease.held
 
 
 @pytest.fixture(params=["links", "no links"])

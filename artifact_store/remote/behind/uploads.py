@@ -280,8 +280,8 @@ _open: set[Uploads] = set()
 
 def _at_exit(uploads: Uploads) -> None:
     """Have the end of the process wait for it."""
-    if not _open:
-        atexit.register(_finish)
+    atexit.unregister(_finish)  # once, however often all were closed meanwhile
+    atexit.register(_finish)
     _open.add(uploads)
 
 
